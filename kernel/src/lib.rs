@@ -1,0 +1,17 @@
+//! The decisions of mergeberg.
+//!
+//! Everything here is a pure, synchronous function of its arguments: no IO, no clock, no randomness, no
+//! async, no iceberg. The worker's shell gathers facts, asks this crate, acts, and records.
+
+pub mod change;
+pub mod commit;
+pub mod evidence;
+pub mod facts;
+pub mod ids;
+pub mod lineage;
+pub mod partition;
+pub mod policy;
+pub mod reason;
+pub mod record;
+pub mod state;
+pub mod structure;

@@ -1,0 +1,224 @@
+//! The snapshot graph: ancestry, merge base, and whether an empty base is proved.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{SchemaId, SnapshotId};
+
+/// Summary key that cherry-picks carry (Java: `SnapshotSummary.SOURCE_SNAPSHOT_ID_PROP`).
+pub const SOURCE_SNAPSHOT_ID: &str = "source-snapshot-id";
+/// Summary key of a staged write (Java: `SnapshotSummary.STAGED_WAP_ID_PROP`).
+pub const WAP_ID: &str = "wap.id";
+/// Summary key of a published staged write (Java: `SnapshotSummary.PUBLISHED_WAP_ID_PROP`).
+pub const PUBLISHED_WAP_ID: &str = "published-wap-id";
+
+/// A snapshot as the metadata lists it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotFact {
+    pub id: SnapshotId,
+    pub parent: Option<SnapshotId>,
+    pub sequence_number: i64,
+    pub timestamp_ms: i64,
+    pub schema_id: Option<SchemaId>,
+    pub manifest_list: String,
+    /// `operation` of the summary: a hint only (design, promise 5).
+    pub label: String,
+    /// The other keys of the summary. Hostile input (rule S1).
+    pub summary: BTreeMap<String, String>,
+}
+
+impl SnapshotFact {
+    /// The snapshot that this one republishes, when the summary says so in one decimal long (rule D7).
+    pub fn source_snapshot_id(&self) -> Option<SnapshotId> {
+        self.summary.get(SOURCE_SNAPSHOT_ID)?.parse().ok().map(SnapshotId)
+    }
+}
+
+/// Why walking the parents ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChainEnd {
+    /// A snapshot without parent id: the first of its line.
+    Root,
+    /// This parent is named but no longer in the metadata: expired.
+    Cut(SnapshotId),
+}
+
+/// A head and its ancestors, newest first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    pub ids: Vec<SnapshotId>,
+    pub end: ChainEnd,
+}
+
+/// How source and target relate in the graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BaseFinding {
+    /// The newest common ancestor.
+    Common(SnapshotId),
+    /// Neither side had a snapshot when the source began, and this is proved (rule C8).
+    Empty,
+    /// An ancestor of `of` was expired before a common one was reached.
+    Expired { of: Side, missing: SnapshotId },
+    /// Both lines are complete and share nothing.
+    Unrelated,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Side {
+    Source,
+    Target,
+}
+
+/// All snapshots of a table by id.
+#[derive(Clone, Debug, Default)]
+pub struct SnapshotGraph {
+    by_id: HashMap<SnapshotId, SnapshotFact>,
+}
+
+impl SnapshotGraph {
+    pub fn new(snapshots: impl IntoIterator<Item = SnapshotFact>) -> Self {
+        Self { by_id: snapshots.into_iter().map(|s| (s.id, s)).collect() }
+    }
+
+    pub fn get(&self, id: SnapshotId) -> Option<&SnapshotFact> {
+        self.by_id.get(&id)
+    }
+
+    pub fn contains(&self, id: SnapshotId) -> bool {
+        self.by_id.contains_key(&id)
+    }
+
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &SnapshotFact> {
+        self.by_id.values()
+    }
+
+    pub fn insert(&mut self, snapshot: SnapshotFact) {
+        self.by_id.insert(snapshot.id, snapshot);
+    }
+
+    pub fn remove(&mut self, id: SnapshotId) {
+        self.by_id.remove(&id);
+    }
+
+    /// `head` and its ancestors, newest first. A head that is not in the graph gives an empty, cut chain.
+    pub fn chain(&self, head: SnapshotId) -> Chain {
+        let mut ids = Vec::new();
+        let mut seen = HashSet::new();
+        let mut next = head;
+        loop {
+            let Some(snapshot) = self.by_id.get(&next) else {
+                return Chain { ids, end: ChainEnd::Cut(next) };
+            };
+            // A cycle cannot come from a valid table; a damaged one must not hang the queue.
+            if !seen.insert(next) {
+                return Chain { ids, end: ChainEnd::Cut(next) };
+            }
+            ids.push(next);
+            match snapshot.parent {
+                Some(parent) => next = parent,
+                None => return Chain { ids, end: ChainEnd::Root },
+            }
+        }
+    }
+
+    /// Is `ancestor` equal to `head` or one of its ancestors?
+    pub fn is_ancestor(&self, ancestor: SnapshotId, head: SnapshotId) -> bool {
+        let mut next = Some(head);
+        let mut steps = 0;
+        while let Some(id) = next {
+            if id == ancestor {
+                return true;
+            }
+            steps += 1;
+            if steps > self.by_id.len() {
+                return false;
+            }
+            next = self.by_id.get(&id).and_then(|s| s.parent);
+        }
+        false
+    }
+
+    /// Snapshots after `base` up to and with `head`, oldest first. `base = None` is the empty base.
+    /// `None` when `base` is not an ancestor of `head`.
+    pub fn after(&self, base: Option<SnapshotId>, head: SnapshotId) -> Option<Vec<SnapshotId>> {
+        let chain = self.chain(head);
+        let mut ids: Vec<SnapshotId> = match base {
+            Some(base) => {
+                let at = chain.ids.iter().position(|id| *id == base)?;
+                chain.ids[..at].to_vec()
+            }
+            None if chain.end == ChainEnd::Root => chain.ids,
+            None => return None,
+        };
+        ids.reverse();
+        Some(ids)
+    }
+
+    /// The newest common ancestor of `source` and `target` (`None`: the target has no snapshot yet).
+    ///
+    /// `log` is the table's snapshot log; it serves to prove an empty base (rule C8): both lines go back
+    /// to a root, every logged head is in the target's ancestry (nothing was replaced), and the target's
+    /// first head is younger than the source's root.
+    pub fn base(
+        &self,
+        source: SnapshotId,
+        target: Option<SnapshotId>,
+        log: &[(SnapshotId, i64)],
+    ) -> BaseFinding {
+        let source_chain = self.chain(source);
+        let Some(target) = target else {
+            return match source_chain.end {
+                ChainEnd::Root if log.is_empty() => BaseFinding::Empty,
+                ChainEnd::Root => BaseFinding::Unrelated,
+                ChainEnd::Cut(missing) => BaseFinding::Expired { of: Side::Source, missing },
+            };
+        };
+        let target_chain = self.chain(target);
+        let target_ids: HashSet<SnapshotId> = target_chain.ids.iter().copied().collect();
+        if let Some(common) = source_chain.ids.iter().find(|id| target_ids.contains(id)) {
+            return BaseFinding::Common(*common);
+        }
+        if let ChainEnd::Cut(missing) = source_chain.end {
+            return BaseFinding::Expired { of: Side::Source, missing };
+        }
+        if let ChainEnd::Cut(missing) = target_chain.end {
+            return BaseFinding::Expired { of: Side::Target, missing };
+        }
+        let root = source_chain.ids.last().and_then(|id| self.by_id.get(id));
+        let first_head = log.first();
+        match (root, first_head) {
+            (Some(root), Some((_, first_ms)))
+                if *first_ms >= root.timestamp_ms && log.iter().all(|(id, _)| target_ids.contains(id)) =>
+            {
+                BaseFinding::Empty
+            }
+            _ => BaseFinding::Unrelated,
+        }
+    }
+
+    /// Every snapshot that the line of `head` republished, directly or through other branches: the
+    /// transitive closure over `source-snapshot-id` (rule C9), with the publishing snapshot.
+    pub fn published_by(&self, head: SnapshotId) -> HashMap<SnapshotId, SnapshotId> {
+        let mut published = HashMap::new();
+        for id in self.chain(head).ids {
+            let mut next = self.by_id.get(&id).and_then(SnapshotFact::source_snapshot_id);
+            while let Some(source) = next {
+                if published.insert(source, id).is_some() {
+                    break;
+                }
+                next = self.by_id.get(&source).and_then(SnapshotFact::source_snapshot_id);
+            }
+        }
+        published
+    }
+}

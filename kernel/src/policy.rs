@@ -1,0 +1,508 @@
+//! Policies: per table and class, from TOML text. Unknown keys are errors.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Digest, RefName, TableName};
+
+/// Most requests that one train carries unless the class says otherwise.
+pub const DEFAULT_BATCH_SIZE: usize = 50;
+/// Upper bound of `batch-size`: a long train can flush `min-snapshots-to-keep` (rule R9).
+pub const MAX_BATCH_SIZE: usize = 500;
+/// Age at which a request goes ahead, unless the class says otherwise.
+pub const DEFAULT_AGE_BOUND_MS: i64 = 10 * 60 * 1000;
+
+/// The policy of one table, one file in `policies/`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct TablePolicy {
+    pub table: TableName,
+    /// Principals whose `replace` snapshots count as maintenance without a content proof (rule C5).
+    #[serde(default)]
+    pub trusted_rewriters: Vec<String>,
+    /// Branch names that are never dropped, besides every target.
+    #[serde(default)]
+    pub protected: Vec<RefName>,
+    #[serde(default, rename = "class")]
+    pub classes: Vec<ClassPolicy>,
+    #[serde(default, rename = "check")]
+    pub checks: Vec<CheckDefinition>,
+}
+
+/// A named group of sources and its rules.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ClassPolicy {
+    pub name: String,
+    /// Sources whose branch name starts with this belong to the class; the longest prefix wins.
+    pub prefix: String,
+    #[serde(default)]
+    pub appends: Appends,
+    #[serde(default)]
+    pub overlap: Overlap,
+    #[serde(default)]
+    pub isolation: Isolation,
+    #[serde(default)]
+    pub equality_deletes: EqualityDeletes,
+    /// Ids of the checks of this policy that candidates of the class must pass.
+    #[serde(default)]
+    pub checks: Vec<String>,
+    #[serde(default = "default_batch_size")]
+    pub batch_size: usize,
+    /// Such as `2s`, `10m`, `1h`.
+    #[serde(default = "default_age_bound")]
+    pub age_bound: Duration,
+    #[serde(default)]
+    pub on_source_moved: OnSourceMoved,
+    #[serde(default)]
+    pub after_landing: AfterLanding,
+    /// `max-ref-age-ms` given at `branch create`, counted from now (rule R3).
+    #[serde(default)]
+    pub branch_lifetime: Option<Duration>,
+    /// Tag to set on the candidate; `{request}` and `{date}` are filled in.
+    #[serde(default)]
+    pub tag: Option<String>,
+}
+
+fn default_batch_size() -> usize {
+    DEFAULT_BATCH_SIZE
+}
+
+fn default_age_bound() -> Duration {
+    Duration { ms: DEFAULT_AGE_BOUND_MS }
+}
+
+/// Is an append of this class independent of what the target holds?
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Appends {
+    #[default]
+    Blind,
+    /// Inserted because the target did not have it (MERGE, insert-if-absent): counts as an overwrite.
+    Derived,
+}
+
+/// What two blind appends to one partition mean.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Overlap {
+    Allow,
+    AllowWithDuplicateCheck,
+    #[default]
+    Refuse,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Isolation {
+    #[default]
+    Serializable,
+    /// Needs a declared key and a table-scope duplicate check (rule C4).
+    Snapshot,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EqualityDeletes {
+    #[default]
+    Refuse,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnSourceMoved {
+    /// Publish the pinned snapshot and keep the branch.
+    #[default]
+    LandPin,
+    /// Pin the branch's present head instead, and plan again.
+    Repin,
+    Refuse,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AfterLanding {
+    Drop,
+    #[default]
+    Keep,
+}
+
+/// A length of time, written `250ms`, `2s`, `10m`, `1h`, `7d`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Duration {
+    pub ms: i64,
+}
+
+const UNITS: [(&str, i64); 5] = [("ms", 1), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)];
+
+impl TryFrom<String> for Duration {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let wrong = || format!("'{text}' is no length of time: write 250ms, 2s, 10m, 1h or 7d");
+        let (digits, unit_ms) = UNITS
+            .iter()
+            .find_map(|(unit, ms)| text.strip_suffix(unit).map(|digits| (digits, *ms)))
+            .ok_or_else(wrong)?;
+        let count: i64 = digits.parse().map_err(|_| wrong())?;
+        let ms = count.checked_mul(unit_ms).filter(|ms| *ms > 0).ok_or_else(wrong)?;
+        Ok(Self { ms })
+    }
+}
+
+impl From<Duration> for String {
+    fn from(duration: Duration) -> Self {
+        for (unit, ms) in [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)] {
+            if duration.ms % ms == 0 {
+                return format!("{}{unit}", duration.ms / ms);
+            }
+        }
+        format!("{}ms", duration.ms)
+    }
+}
+
+/// One check, referred to by its id.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "serde_json::Map<String, serde_json::Value>")]
+pub struct CheckDefinition {
+    pub id: String,
+    /// Compare with the base (`no-worse`) or demand the absolute (`strict`), rule E1.
+    pub compare: Compare,
+    #[serde(flatten)]
+    pub kind: CheckKind,
+}
+
+/// By hand, since serde cannot both flatten and refuse unknown keys.
+impl TryFrom<serde_json::Map<String, serde_json::Value>> for CheckDefinition {
+    type Error = String;
+
+    fn try_from(mut map: serde_json::Map<String, serde_json::Value>) -> Result<Self, Self::Error> {
+        let id = match map.remove("id") {
+            Some(serde_json::Value::String(id)) if !id.trim().is_empty() => id,
+            _ => return Err("a check needs an 'id', a text".to_owned()),
+        };
+        let in_check = |e: serde_json::Error| format!("check '{id}': {e}");
+        let compare = match map.remove("compare") {
+            Some(value) => serde_json::from_value(value).map_err(in_check)?,
+            None => Compare::default(),
+        };
+        let kind = serde_json::from_value(map.into()).map_err(in_check)?;
+        Ok(Self { id, compare, kind })
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compare {
+    #[default]
+    NoWorse,
+    Strict,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scope {
+    /// Every partition in which the request added or removed a file.
+    #[default]
+    TouchedPartitions,
+    Table,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NullRule {
+    /// Two nulls are the same key (case O14).
+    #[default]
+    Equal,
+    /// A null in a key column is itself a violation.
+    Violation,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case", rename_all_fields = "kebab-case", deny_unknown_fields)]
+pub enum CheckKind {
+    DuplicateKey {
+        columns: Vec<String>,
+        #[serde(default)]
+        nulls: NullRule,
+        #[serde(default)]
+        scope: Scope,
+    },
+    NotNull {
+        columns: Vec<String>,
+        #[serde(default)]
+        scope: Scope,
+    },
+    RowCount {
+        /// Bounds of the rows in the touched partitions.
+        min: Option<u64>,
+        max: Option<u64>,
+        /// Bounds of candidate rows divided by base rows, in the same scope.
+        min_growth: Option<f64>,
+        max_growth: Option<f64>,
+        /// Rows that one request may add, at least and at most.
+        min_added: Option<u64>,
+        max_added: Option<u64>,
+    },
+    /// Values of `columns` exist as `references.columns` in another table's head, which is pinned.
+    Referential {
+        columns: Vec<String>,
+        references: Reference,
+        #[serde(default)]
+        scope: Scope,
+    },
+    AcceptedValues {
+        column: String,
+        values: Vec<String>,
+        #[serde(default)]
+        scope: Scope,
+    },
+    Reconciliation {
+        mode: ReconciliationMode,
+        upstream: Upstream,
+        /// Columns by which both sides are grouped (`year`, `month`, `day`).
+        by: Vec<String>,
+        /// Upstream column that holds the expected count per group.
+        count: Option<String>,
+        /// Candidate column -> upstream column with the expected sum.
+        #[serde(default)]
+        sums: BTreeMap<String, String>,
+        /// Largest absolute difference.
+        #[serde(default)]
+        absolute: f64,
+        /// Largest difference relative to the sum of absolute values.
+        #[serde(default)]
+        relative: f64,
+    },
+    /// A query over `candidate`, `touched` and `base` that must return no rows.
+    Sql { query: String },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Reference {
+    pub table: TableName,
+    pub columns: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReconciliationMode {
+    /// The rows that the request adds are the upstream's rows.
+    PerRequest,
+    /// The candidate never exceeds the upstream.
+    AtMost,
+    /// Groups that the request completes equal the upstream (overwrites; a last shard).
+    WhenComplete,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", untagged)]
+pub enum Upstream {
+    /// A Parquet or CSV file; relative to the policy's folder.
+    File { file: String },
+    /// An Iceberg table at its head, which is pinned when the check runs.
+    Table { table: TableName },
+}
+
+impl CheckKind {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::DuplicateKey { .. } => "duplicate-key",
+            Self::NotNull { .. } => "not-null",
+            Self::RowCount { .. } => "row-count",
+            Self::Referential { .. } => "referential",
+            Self::AcceptedValues { .. } => "accepted-values",
+            Self::Reconciliation { .. } => "reconciliation",
+            Self::Sql { .. } => "sql",
+        }
+    }
+
+    /// Adding rows can only make it worse, and a violation is a fact about rows: one scan on the last
+    /// candidate of a train of pure appends speaks for every car (rule E2).
+    pub fn is_monotone(&self) -> bool {
+        match self {
+            Self::DuplicateKey { .. }
+            | Self::NotNull { .. }
+            | Self::Referential { .. }
+            | Self::AcceptedValues { .. } => true,
+            Self::RowCount { .. } | Self::Reconciliation { .. } | Self::Sql { .. } => false,
+        }
+    }
+}
+
+impl CheckDefinition {
+    /// Hash of the definition: evidence of another definition is not reused.
+    pub fn digest(&self) -> Digest {
+        let text = serde_json::to_string(self).unwrap_or_default();
+        Digest::of([text.as_str()])
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}: {message}")]
+pub struct PolicyError {
+    pub file: String,
+    pub message: String,
+}
+
+impl TablePolicy {
+    /// Parses and checks one policy file. `file` is named in messages.
+    pub fn parse(file: &str, text: &str) -> Result<Self, PolicyError> {
+        let error = |message: String| PolicyError { file: file.to_owned(), message };
+        let policy: Self = toml::from_str(text).map_err(|e| error(e.to_string().trim_end().to_owned()))?;
+        policy.check().map_err(error)?;
+        Ok(policy)
+    }
+
+    /// The policy of a table that no file names: one class for everything, the strictest rules.
+    pub fn shipped_default(table: TableName) -> Self {
+        Self {
+            table,
+            trusted_rewriters: Vec::new(),
+            protected: Vec::new(),
+            classes: vec![ClassPolicy::shipped_default()],
+            checks: Vec::new(),
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let mut ids = std::collections::BTreeSet::new();
+        for check in &self.checks {
+            if !ids.insert(&check.id) {
+                return Err(format!("check '{}' is defined twice", check.id));
+            }
+            check.check()?;
+        }
+        let mut names = std::collections::BTreeSet::new();
+        let mut prefixes = std::collections::BTreeSet::new();
+        for class in &self.classes {
+            if !names.insert(&class.name) {
+                return Err(format!("class '{}' is defined twice", class.name));
+            }
+            if !prefixes.insert(&class.prefix) {
+                return Err(format!("two classes have the prefix '{}'", class.prefix));
+            }
+            if class.batch_size == 0 || class.batch_size > MAX_BATCH_SIZE {
+                return Err(format!(
+                    "class '{}': batch-size is {}, it must be between 1 and {MAX_BATCH_SIZE}",
+                    class.name, class.batch_size
+                ));
+            }
+            for id in &class.checks {
+                if !ids.contains(id) {
+                    return Err(format!(
+                        "class '{}' names check '{id}', which no [[check]] defines",
+                        class.name
+                    ));
+                }
+            }
+            let keys: Vec<&CheckDefinition> = self
+                .checks_of(class)
+                .filter(|check| matches!(check.kind, CheckKind::DuplicateKey { .. }))
+                .collect();
+            if class.overlap == Overlap::AllowWithDuplicateCheck && keys.is_empty() {
+                return Err(format!(
+                    "class '{}' has overlap = \"allow-with-duplicate-check\" but none of its checks is a \
+                     duplicate-key check",
+                    class.name
+                ));
+            }
+            let table_wide = keys
+                .iter()
+                .any(|check| matches!(check.kind, CheckKind::DuplicateKey { scope: Scope::Table, .. }));
+            if class.isolation == Isolation::Snapshot && !table_wide {
+                return Err(format!(
+                    "class '{}' has isolation = \"snapshot\", which needs a duplicate-key check with scope = \
+                     \"table\"",
+                    class.name
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The class of a branch: the longest prefix that it starts with. `None`: the shipped default applies.
+    pub fn class_of(&self, source: &RefName) -> Option<&ClassPolicy> {
+        self.classes
+            .iter()
+            .filter(|class| source.as_str().starts_with(&class.prefix))
+            .max_by_key(|class| class.prefix.len())
+    }
+
+    pub fn class_named(&self, name: &str) -> Option<&ClassPolicy> {
+        self.classes.iter().find(|class| class.name == name)
+    }
+
+    pub fn checks_of<'a>(&'a self, class: &'a ClassPolicy) -> impl Iterator<Item = &'a CheckDefinition> {
+        class.checks.iter().filter_map(|id| self.checks.iter().find(|check| &check.id == id))
+    }
+
+    /// Hash of the whole policy; it goes into every decision.
+    pub fn digest(&self) -> Digest {
+        let text = serde_json::to_string(self).unwrap_or_default();
+        Digest::of([text.as_str()])
+    }
+}
+
+impl ClassPolicy {
+    /// Serializable, overlapping appends refused, lineage and schema only, branch kept.
+    pub fn shipped_default() -> Self {
+        Self {
+            name: "default".to_owned(),
+            prefix: String::new(),
+            appends: Appends::default(),
+            overlap: Overlap::default(),
+            isolation: Isolation::default(),
+            equality_deletes: EqualityDeletes::default(),
+            checks: Vec::new(),
+            batch_size: DEFAULT_BATCH_SIZE,
+            age_bound: default_age_bound(),
+            on_source_moved: OnSourceMoved::default(),
+            after_landing: AfterLanding::default(),
+            branch_lifetime: None,
+            tag: None,
+        }
+    }
+}
+
+impl CheckDefinition {
+    fn check(&self) -> Result<(), String> {
+        let wrong = |message: &str| Err(format!("check '{}': {message}", self.id));
+        match &self.kind {
+            CheckKind::DuplicateKey { columns, .. } | CheckKind::NotNull { columns, .. }
+                if columns.is_empty() =>
+            {
+                wrong("'columns' is empty")
+            }
+            CheckKind::Referential { columns, references, .. }
+                if columns.is_empty() || columns.len() != references.columns.len() =>
+            {
+                wrong("'columns' and 'references.columns' must be equally many, at least one")
+            }
+            CheckKind::RowCount { min, max, min_growth, max_growth, min_added, max_added } => {
+                let none = min.is_none()
+                    && max.is_none()
+                    && min_growth.is_none()
+                    && max_growth.is_none()
+                    && min_added.is_none()
+                    && max_added.is_none();
+                if none { wrong("a row-count needs at least one bound") } else { Ok(()) }
+            }
+            CheckKind::Reconciliation { by, count, sums, absolute, relative, .. } => {
+                if by.is_empty() {
+                    wrong("'by' is empty")
+                } else if count.is_none() && sums.is_empty() {
+                    wrong("a reconciliation compares 'count', 'sums' or both")
+                } else if *absolute < 0.0 || *relative < 0.0 {
+                    wrong("a tolerance cannot be negative")
+                } else {
+                    Ok(())
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+}

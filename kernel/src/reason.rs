@@ -1,0 +1,228 @@
+//! Reason codes: one enum, stable words. `docs/reason-codes.md` is generated from it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! reasons {
+    ($($(#[$attr:meta])* $variant:ident, $code:literal, $meaning:literal, $next:literal;)*) => {
+        /// Why a request or table waits, was refused, or ended. The word of a code never changes.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub enum ReasonCode {
+            $($(#[$attr])* #[doc = $meaning] #[serde(rename = $code)] $variant,)*
+        }
+
+        impl ReasonCode {
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            pub fn code(self) -> &'static str {
+                match self { $(Self::$variant => $code,)* }
+            }
+
+            /// What it says, in one sentence.
+            pub fn meaning(self) -> &'static str {
+                match self { $(Self::$variant => $meaning,)* }
+            }
+
+            /// What the owner does next.
+            pub fn next_action(self) -> &'static str {
+                match self { $(Self::$variant => $next,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    // Waiting.
+    OverlapsAhead, "overlaps-ahead",
+        "The request touches what a request ahead of it is publishing.",
+        "Nothing: it is taken up when the one ahead has ended.";
+    AloneByAge, "alone-by-age",
+        "An older request that overlaps everything has reached its age bound and runs alone.",
+        "Nothing: the queue goes on when that request has ended.";
+    SameSourceAhead, "same-source-ahead",
+        "An earlier request from the same source has not ended yet.",
+        "Nothing: it is taken up when the earlier one has ended.";
+    BatchFull, "batch-full",
+        "The train of this tick is full.",
+        "Nothing: it is taken by the next train.";
+    BehindBarrier, "behind-barrier",
+        "A change of structure lands on its own first.",
+        "Nothing: it is taken up when the structure has landed.";
+    Paused, "paused",
+        "An operator paused this table.",
+        "Ask the operator, who resumes it.";
+    CheckCouldNotRun, "check-could-not-run",
+        "A check could not be run on the candidate, so nothing is known of the data.",
+        "Read the attempt's error with `request explain`; it is tried again within a bound, then held for an operator.";
+    TableHeld, "table-held",
+        "A landing of this table has no known outcome yet.",
+        "Read `request explain`; the worker settles it from the catalog before anything else lands.";
+    TargetRewound, "target-rewound",
+        "The target is no descendant of the head that the queue landed last.",
+        "An operator finds out who moved it, then adopts the new head with a reason.";
+    CatalogUnavailable, "catalog-unavailable",
+        "The catalog or the storage did not answer.",
+        "Bring it back; the queue goes on by itself.";
+    HeadKeepsMoving, "head-keeps-moving",
+        "Other writers moved the target again and again while this train was checked.",
+        "Keep direct writers off the target for a moment, or let them enqueue.";
+    StructureChanged, "structure-changed",
+        "The table's schema, partition spec or sort order is not the accepted one.",
+        "A reviewer looks at `review list` and approves or rejects the change.";
+
+    // Refused at enqueue or later: the request itself.
+    TableNotFound, "table-not-found",
+        "There is no such table in the catalog.",
+        "Check catalog, namespace and name; `mergeberg plan` lists what it sees.";
+    TableReplaced, "table-replaced",
+        "The name now belongs to another table: its uuid is not the one that was enqueued.",
+        "Write the branch again on the new table and enqueue that.";
+    TableUnreadable, "table-unreadable",
+        "The table's metadata cannot be read.",
+        "Repair or restore the metadata file that the message names.";
+    FormatUnsupported, "format-unsupported",
+        "This table format version or feature cannot be landed without losing something.",
+        "Upgrade the table to format version 2 with the engine that owns it.";
+    BranchNotFound, "branch-not-found",
+        "There is no branch of this name in the table.",
+        "Check the exact name, quotes and letter case included.";
+    BranchGone, "branch-gone",
+        "The source branch and its pinned head were removed or expired.",
+        "Write the branch again and enqueue it.";
+    NotABranch, "not-a-branch",
+        "The name is a tag; only branches are merged.",
+        "Create a branch at that snapshot and enqueue it.";
+    SourceIsTarget, "source-is-target",
+        "Source and target are the same branch.",
+        "Name the branch that holds the work.";
+    TargetNotFound, "target-not-found",
+        "The target branch does not exist.",
+        "Create it first; the queue never creates a target other than a first `main`.";
+    EmptySource, "empty-source",
+        "The branch changes nothing.",
+        "Write to the branch first; look whether the write went to another table or branch.";
+    SourceReset, "source-reset",
+        "The branch no longer contains the snapshot that was pinned.",
+        "Enqueue the branch again at its present head.";
+    SourceMoved, "source-moved",
+        "The branch grew after it was enqueued and its class refuses that.",
+        "Enqueue the branch again at its present head.";
+    KeyConflict, "idempotency-key-conflict",
+        "The idempotency key was used for another source or target.",
+        "Use one key for one publication.";
+    UnknownClass, "unknown-class",
+        "No policy has a class of this name.",
+        "See the classes with `policy check`.";
+
+    // Refused by classification.
+    BaseExpired, "base-expired",
+        "The snapshot that the branch was made from was expired, so conflicts cannot be told.",
+        "Create the branch again from the target's head and write again; keep base snapshots longer than branches live.";
+    UnrelatedHistory, "unrelated-history",
+        "Branch and target share no snapshot.",
+        "Create the branch from the target and write again.";
+    PartiallyPublished, "partially-published",
+        "A part of this branch that is no prefix is on the target already.",
+        "Write the rest on a new branch and enqueue that.";
+    RolledBack, "rolled-back",
+        "This was published once and was rolled back on the target afterwards.",
+        "Enqueue a new branch if it is wanted again.";
+    OverlappingAppend, "overlapping-append",
+        "Rows were appended to a partition that the target appended to since the branch was made.",
+        "Allow it in the class (`overlap`), with a duplicate check, or write the branch again from the target's head.";
+    Conflict, "conflict",
+        "Branch and target changed the same data, and nothing recorded says how to run the branch again.",
+        "Record the operation, or write the branch again from the target's head.";
+    StaleCompaction, "stale-compaction",
+        "Files that the branch compacted are not live on the target any more.",
+        "Run the compaction again.";
+    DeleteFilesUnsupported, "delete-files-unsupported",
+        "The branch holds row-level delete files, which this release does not merge.",
+        "Write the change copy-on-write and enqueue it again.";
+    OverlappingSpecs, "overlapping-specs",
+        "A partition to replace holds files of another partition spec.",
+        "Rewrite the partition under the current spec first.";
+    RecordInvalid, "record-invalid",
+        "The recorded operation cannot be read.",
+        "Write the record in the documented form (docs/policies.md, Operations).";
+    RecordMismatch, "record-mismatch",
+        "The record does not describe what the branch did.",
+        "Correct the pipeline's record; it decides how the change is run again.";
+    InputMissing, "input-missing",
+        "A pinned input of the recorded operation cannot be read any more.",
+        "Run the pipeline again on inputs that exist.";
+    ReplayFailed, "replay-failed",
+        "The recorded operation could not be run again.",
+        "Run its query against the named tables and correct it.";
+    ReplayMismatch, "replay-mismatch",
+        "The operation gave another number of rows than was recorded.",
+        "Find out why the query depends on the target, or record no count.";
+    DataFileMissing, "data-file-missing",
+        "A data file or manifest that the branch refers to does not exist.",
+        "Keep clean-up jobs off open branches; write the branch again.";
+
+    // Refused by evidence.
+    DuplicateKey, "duplicate-key",
+        "The key would be there more than once.",
+        "Remove the rows that `request explain` names, on a new branch.";
+    NullInKey, "null-in-key",
+        "A key column is null.",
+        "Fill the key in the rows that `request explain` names.";
+    NotNull, "not-null",
+        "A column that must be filled is null.",
+        "Fill the rows that `request explain` names.";
+    RowCount, "row-count",
+        "The number of rows is out of its bounds.",
+        "Compare the branch with its upstream; look whether a part is missing.";
+    Reconciliation, "reconciliation",
+        "Totals differ from the upstream.",
+        "Compare the days that `request explain` names with the upstream and load them again.";
+    Referential, "referential",
+        "Rows point to keys that the referenced table does not have.",
+        "Publish the referenced rows first, or correct the rows that `request explain` names.";
+    AcceptedValues, "accepted-values",
+        "A column holds a value that is not on its list.",
+        "Correct the rows that `request explain` names.";
+    SqlCheck, "sql-check",
+        "A query of the policy that must return no rows returned some.",
+        "Correct the rows that `request explain` names.";
+    SchemaCheck, "schema",
+        "The candidate cannot be read as the table's current schema.",
+        "Write the branch again under the current schema.";
+    LineageCheck, "lineage",
+        "The candidate does not descend from the target's head as planned.",
+        "Report this: it is a fault of the queue, and nothing was published.";
+    ReviewRejected, "review-rejected",
+        "A reviewer rejected the change of structure that this branch was written under.",
+        "Change the table back, and write the branch again.";
+    UnsafeStructure, "unsafe-structure",
+        "The change of structure cannot be made safe.",
+        "Undo it with the engine that made it.";
+
+    // The environment.
+    CatalogRefused, "catalog-refused",
+        "The catalog refused the commit for a reason that trying again does not cure.",
+        "Read the message; it names what the catalog requires.";
+    LedgerUnusable, "ledger-unusable",
+        "The ledger database cannot be used.",
+        "Restore the file from a backup, or name another in mergeberg.toml.";
+    WarehouseReadOnly, "warehouse-read-only",
+        "The warehouse cannot be written.",
+        "Give the worker write access to the table's location.";
+    ConfigInvalid, "config-invalid",
+        "mergeberg.toml or a policy cannot be used.",
+        "Correct the line that the message names, then run `policy check`.";
+}
+
+impl ReasonCode {
+    pub fn from_code(code: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|reason| reason.code() == code)
+    }
+}
+
+impl fmt::Display for ReasonCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.code())
+    }
+}

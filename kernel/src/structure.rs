@@ -1,0 +1,246 @@
+//! Schema, partition spec and sort order as facts, and whether data written under one structure can be
+//! read as another. Comparison is by field id, never by name (table spec, "Schema Evolution").
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{SchemaId, SortOrderId, SpecId};
+
+/// One field of a schema. Nested fields (struct members, list elements, map keys and values) are listed
+/// beside the top-level ones with their dotted path as name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FieldFact {
+    pub id: i32,
+    /// Dotted path (`address.city`, `tags.element`).
+    pub name: String,
+    pub required: bool,
+    /// Type as the table spec writes it (`long`, `decimal(12, 2)`, `struct`, `list`, `map`).
+    pub type_name: String,
+    /// Has an `initial-default` (format v3).
+    pub has_initial_default: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SchemaFact {
+    pub id: SchemaId,
+    pub fields: Vec<FieldFact>,
+    pub identifier_field_ids: Vec<i32>,
+}
+
+impl SchemaFact {
+    pub fn field(&self, id: i32) -> Option<&FieldFact> {
+        self.fields.iter().find(|f| f.id == id)
+    }
+
+    pub fn field_by_name(&self, name: &str) -> Option<&FieldFact> {
+        self.fields.iter().find(|f| f.name == name)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpecFieldFact {
+    pub source_id: i32,
+    pub field_id: i32,
+    pub name: String,
+    pub transform: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpecFact {
+    pub id: SpecId,
+    pub fields: Vec<SpecFieldFact>,
+}
+
+/// Sort order: `fields` are the spec's JSON objects as text, compared as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SortOrderFact {
+    pub id: SortOrderId,
+    pub fields: Vec<String>,
+}
+
+/// What a table's structure is at one moment. An accepted structure is one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct StructureId {
+    pub schema_id: SchemaId,
+    pub spec_id: SpecId,
+    pub sort_order_id: SortOrderId,
+}
+
+/// One difference between two structures, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StructureChange {
+    pub kind: StructureChangeKind,
+    /// Field ids concerned.
+    pub field_ids: Vec<i32>,
+    /// One sentence: `column 7 'dep_delay': int -> long`.
+    pub text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StructureChangeKind {
+    ColumnAdded,
+    ColumnDropped,
+    ColumnRenamed,
+    TypePromoted,
+    /// A type change that the spec does not allow as a promotion.
+    TypeNarrowed,
+    MadeOptional,
+    MadeRequired,
+    /// Two columns whose names differ only by letter case.
+    CaseTwin,
+    /// A name that one side gave up and another id took.
+    NameClash,
+    SpecChanged,
+    SortOrderChanged,
+    IdentifierChanged,
+}
+
+impl StructureChangeKind {
+    /// A change that can never be approved (design, section 8).
+    pub fn is_unsafe(self) -> bool {
+        matches!(self, Self::TypeNarrowed)
+    }
+}
+
+/// Schemas of one table by id, for look-ups in evidence and reviews.
+pub type Schemas = BTreeMap<SchemaId, SchemaFact>;
+
+/// Differences from `old` to `new`, by field id, in field order. Empty when they mean the same.
+pub fn compare_schemas(old: &SchemaFact, new: &SchemaFact) -> Vec<StructureChange> {
+    let mut changes = Vec::new();
+    for field in &new.fields {
+        let Some(before) = old.field(field.id) else {
+            changes.push(StructureChange {
+                kind: StructureChangeKind::ColumnAdded,
+                field_ids: vec![field.id],
+                text: format!("column {} '{}' added: {}", field.id, field.name, describe(field)),
+            });
+            if let Some(taken) = old.field_by_name(&field.name) {
+                changes.push(StructureChange {
+                    kind: StructureChangeKind::NameClash,
+                    field_ids: vec![taken.id, field.id],
+                    text: format!(
+                        "name '{}' meant column {} and now means column {}",
+                        field.name, taken.id, field.id
+                    ),
+                });
+            }
+            continue;
+        };
+        if before.name != field.name {
+            changes.push(StructureChange {
+                kind: StructureChangeKind::ColumnRenamed,
+                field_ids: vec![field.id],
+                text: format!("column {} renamed: '{}' -> '{}'", field.id, before.name, field.name),
+            });
+        }
+        if before.type_name != field.type_name {
+            let kind = if is_promotion(&before.type_name, &field.type_name) {
+                StructureChangeKind::TypePromoted
+            } else {
+                StructureChangeKind::TypeNarrowed
+            };
+            changes.push(StructureChange {
+                kind,
+                field_ids: vec![field.id],
+                text: format!(
+                    "column {} '{}': {} -> {}",
+                    field.id, field.name, before.type_name, field.type_name
+                ),
+            });
+        }
+        if before.required != field.required {
+            let (kind, word) = if field.required {
+                (StructureChangeKind::MadeRequired, "required")
+            } else {
+                (StructureChangeKind::MadeOptional, "optional")
+            };
+            changes.push(StructureChange {
+                kind,
+                field_ids: vec![field.id],
+                text: format!("column {} '{}' is now {word}", field.id, field.name),
+            });
+        }
+    }
+    for field in &old.fields {
+        if new.field(field.id).is_none() {
+            changes.push(StructureChange {
+                kind: StructureChangeKind::ColumnDropped,
+                field_ids: vec![field.id],
+                text: format!("column {} '{}' dropped", field.id, field.name),
+            });
+        }
+    }
+    for (at, one) in new.fields.iter().enumerate() {
+        for two in &new.fields[at + 1..] {
+            if one.name != two.name && one.name.to_lowercase() == two.name.to_lowercase() {
+                changes.push(StructureChange {
+                    kind: StructureChangeKind::CaseTwin,
+                    field_ids: vec![one.id, two.id],
+                    text: format!(
+                        "columns {} '{}' and {} '{}' differ only by letter case",
+                        one.id, one.name, two.id, two.name
+                    ),
+                });
+            }
+        }
+    }
+    let sorted = |ids: &[i32]| {
+        let mut ids = ids.to_vec();
+        ids.sort_unstable();
+        ids
+    };
+    if sorted(&old.identifier_field_ids) != sorted(&new.identifier_field_ids) {
+        changes.push(StructureChange {
+            kind: StructureChangeKind::IdentifierChanged,
+            field_ids: sorted(&new.identifier_field_ids),
+            text: format!(
+                "identifier columns: {:?} -> {:?}",
+                sorted(&old.identifier_field_ids),
+                sorted(&new.identifier_field_ids)
+            ),
+        });
+    }
+    changes
+}
+
+/// Why rows written under `written` cannot be read as `current`; empty when they can. Rows are read by
+/// field id: missing columns become null or their default, promoted types are widened.
+pub fn unreadable_as(written: &SchemaFact, current: &SchemaFact) -> Vec<StructureChange> {
+    compare_schemas(written, current)
+        .into_iter()
+        .filter(|change| match change.kind {
+            StructureChangeKind::TypeNarrowed | StructureChangeKind::NameClash => true,
+            StructureChangeKind::MadeRequired => true,
+            StructureChangeKind::ColumnAdded => change
+                .field_ids
+                .iter()
+                .any(|id| current.field(*id).is_some_and(|f| f.required && !f.has_initial_default)),
+            _ => false,
+        })
+        .collect()
+}
+
+/// Type promotions of the table spec ("Schema Evolution"), v2 and v3.
+pub fn is_promotion(from: &str, to: &str) -> bool {
+    match (from, to) {
+        ("int", "long") | ("float", "double") => true,
+        ("date", "timestamp" | "timestamp_ns") => true,
+        _ => match (decimal(from), decimal(to)) {
+            (Some((p1, s1)), Some((p2, s2))) => s1 == s2 && p2 >= p1,
+            _ => false,
+        },
+    }
+}
+
+fn decimal(text: &str) -> Option<(u32, u32)> {
+    let inner = text.strip_prefix("decimal(")?.strip_suffix(')')?;
+    let (precision, scale) = inner.split_once(',')?;
+    Some((precision.trim().parse().ok()?, scale.trim().parse().ok()?))
+}
+
+fn describe(field: &FieldFact) -> String {
+    format!("{} {}", if field.required { "required" } else { "optional" }, field.type_name)
+}

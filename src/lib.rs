@@ -1,0 +1,12 @@
+//! mergeberg: a merge queue for Apache Iceberg tables.
+//!
+//! Decisions live in the `mergeberg-kernel` crate; this crate acts. `ARCHITECTURE.md` is the map.
+
+pub mod cli;
+pub mod config;
+pub mod ledger;
+pub mod replay;
+pub mod report;
+pub mod table;
+pub mod validate;
+pub mod worker;
