@@ -56,7 +56,8 @@ pub struct Evidence {
 /// Violations of one kind of origin: `count` keys whose extra rows come from exactly `requests`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Violation {
-    /// Requests whose rows take part, in train order.
+    /// Requests whose rows take part, in train order. A request stands twice when more than one of its
+    /// own rows takes part: it is at fault whatever the others hold.
     pub requests: Vec<RequestId>,
     /// Rows of the base take part as well.
     pub with_base: bool,

@@ -3,10 +3,13 @@
 //! Everything here is a pure, synchronous function of its arguments: no IO, no clock, no randomness, no
 //! async, no iceberg. The worker's shell gathers facts, asks this crate, acts, and records.
 
+pub mod admission;
 pub mod change;
+pub mod classify;
 pub mod commit;
 pub mod evidence;
 pub mod facts;
+pub mod filter;
 pub mod ids;
 pub mod lineage;
 pub mod partition;
@@ -15,3 +18,5 @@ pub mod reason;
 pub mod record;
 pub mod state;
 pub mod structure;
+pub mod unit;
+pub mod verdict;

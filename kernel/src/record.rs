@@ -85,7 +85,8 @@ pub enum RecordError {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Wire {
-    v: serde_json::Value,
+    #[serde(rename = "v")]
+    _v: serde_json::Value,
     id: String,
     op: String,
     #[serde(rename = "where")]
@@ -141,7 +142,7 @@ impl Record {
             return Err(RecordError::UnknownOperation(op.to_owned()));
         }
         let wire: Wire = serde_json::from_value(value).map_err(|e| RecordError::Malformed(e.to_string()))?;
-        let Wire { v: _, id, op, filter, query, inputs, expect } = wire;
+        let Wire { _v: _, id, op, filter, query, inputs, expect } = wire;
         if id.trim().is_empty() {
             return Err(RecordError::Malformed("'id' is empty".to_owned()));
         }

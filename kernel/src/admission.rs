@@ -1,0 +1,361 @@
+//! Which waiting requests make the next train, and what becomes of the others.
+//!
+//! Arrival order, plus age: a request older than its class's bound goes ahead. A request whose scope is
+//! the whole table yields to the others until then, and rides alone. A request that overlaps one ahead is
+//! held, not failed.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::change::RewriteProof;
+use crate::classify::{
+    Class, Classification, ClassifyInput, Origin, TargetChange, Witness, blocked_by_ahead, classify,
+};
+use crate::ids::{RefName, RequestId, SnapshotId};
+use crate::lineage::BaseFinding;
+use crate::policy::{AfterLanding, ClassPolicy, OnSourceMoved};
+use crate::reason::ReasonCode;
+use crate::unit::{Unit, UnitRefusal, UnitScope};
+
+/// Where the source branch stands now, against the pin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceNow {
+    AtPin,
+    /// The branch grew past the pin.
+    MovedTo(SnapshotId),
+    /// The branch is at a snapshot that does not descend from the pin.
+    ResetTo(SnapshotId),
+    /// The branch is gone.
+    Gone,
+}
+
+/// How the structure that the source was written under stands (design, section 8).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StructureStanding {
+    Accepted,
+    /// Accepted by a review, and nothing under it has landed yet: a barrier.
+    Barrier,
+    /// Waits for a reviewer.
+    InReview,
+    Rejected,
+    /// Accepted, but what was written cannot be read as the table's present schema.
+    Unreadable(String),
+}
+
+/// Everything known of one waiting request.
+#[derive(Clone, Debug)]
+pub struct RequestFacts {
+    pub request: RequestId,
+    pub source: RefName,
+    pub pinned: SnapshotId,
+    pub enqueued_at_ms: i64,
+    pub class: Arc<ClassPolicy>,
+    pub source_now: SourceNow,
+    pub base: BaseFinding,
+    pub pinned_on_target: bool,
+    pub rolled_back: bool,
+    pub structure: StructureStanding,
+    /// Source side, oldest first; an error is the request's own.
+    pub units: Result<Vec<Unit>, UnitRefusal>,
+    /// Something the request needs cannot be read: refused, with the reason and a sentence.
+    pub broken: Option<(ReasonCode, String)>,
+    /// Target side since this request's base, oldest first.
+    pub target_side: Arc<Vec<TargetChange>>,
+}
+
+/// The target as planned on.
+#[derive(Clone, Debug)]
+pub struct TargetPlan<'a> {
+    pub head: Option<SnapshotId>,
+    pub published: &'a HashMap<SnapshotId, SnapshotId>,
+    pub protected: &'a BTreeSet<RefName>,
+    /// Sources that other open requests name, beside the waiting ones given.
+    pub now_ms: i64,
+    /// May a head be published as it is? Not when it is near expiry (rules R2, R9).
+    pub fast_forward_allowed: bool,
+}
+
+/// What a car does on the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CarAction {
+    /// The pinned head itself becomes the candidate.
+    FastForward,
+    /// Every snapshot is applied again as a candidate of its own.
+    Pick,
+    /// The recorded operations run again against the car's parent.
+    Replay,
+}
+
+/// One request's part of a train.
+#[derive(Clone, Debug)]
+pub struct Car {
+    pub request: RequestId,
+    pub source: RefName,
+    pub pinned: SnapshotId,
+    pub class: Arc<ClassPolicy>,
+    pub action: CarAction,
+    pub classification: Classification,
+    /// Drop the branch with the landing, if it is still at the pin.
+    pub drop_source: bool,
+    /// Rides alone because of age, width or structure.
+    pub alone: bool,
+}
+
+/// What becomes of a request that is not in the train.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Hold {
+        code: ReasonCode,
+        text: String,
+        witnesses: Vec<Witness>,
+    },
+    Refuse {
+        code: ReasonCode,
+        text: String,
+        class: Option<Class>,
+        witnesses: Vec<Witness>,
+    },
+    AlreadyPublished {
+        text: String,
+    },
+    Withdraw {
+        code: ReasonCode,
+        text: String,
+    },
+    InReview {
+        text: String,
+    },
+    /// Pin this head instead (class rule `repin`), and look again at the next tick.
+    Repin {
+        to: SnapshotId,
+    },
+}
+
+/// The next train and the verdict on everyone else, in the order in which they were looked at.
+#[derive(Debug, Default)]
+#[must_use]
+pub struct TrainPlan {
+    pub cars: Vec<Car>,
+    pub verdicts: Vec<(RequestId, Verdict)>,
+}
+
+/// Plans one train. `waiting` is in arrival order.
+pub fn plan_train(waiting: &[RequestFacts], target: &TargetPlan<'_>) -> TrainPlan {
+    let mut plan = TrainPlan::default();
+    let mut state = Riding::default();
+    let mut later = Vec::new();
+    for facts in in_order(waiting, target.now_ms) {
+        if is_wide(facts, target) && !is_aged(facts, target.now_ms) {
+            later.push(facts);
+            continue;
+        }
+        take(facts, target, &mut plan, &mut state);
+    }
+    for facts in later {
+        take(facts, target, &mut plan, &mut state);
+    }
+    decide_drops(waiting, target, &mut plan);
+    plan
+}
+
+/// Requests past their age bound first, then the others; each group in arrival order.
+fn in_order(waiting: &[RequestFacts], now_ms: i64) -> Vec<&RequestFacts> {
+    let mut order: Vec<&RequestFacts> = waiting.iter().filter(|f| is_aged(f, now_ms)).collect();
+    order.extend(waiting.iter().filter(|f| !is_aged(f, now_ms)));
+    order
+}
+
+fn is_aged(facts: &RequestFacts, now_ms: i64) -> bool {
+    now_ms.saturating_sub(facts.enqueued_at_ms) >= facts.class.age_bound.ms
+}
+
+/// Would this request be run again over the whole table? Such a one overlaps everything.
+fn is_wide(facts: &RequestFacts, target: &TargetPlan<'_>) -> bool {
+    let Ok(units) = &facts.units else { return false };
+    let wide = units.iter().any(|u| u.scope == UnitScope::Table && u.is_replayable());
+    wide && !facts.pinned_on_target && target.head.is_some()
+}
+
+#[derive(Default)]
+struct Riding {
+    changes: Vec<TargetChange>,
+    sources: BTreeSet<SnapshotId>,
+    /// Set once a car rides alone: what the others then wait for.
+    closed: Option<(ReasonCode, RequestId)>,
+}
+
+fn take(facts: &RequestFacts, target: &TargetPlan<'_>, plan: &mut TrainPlan, state: &mut Riding) {
+    match consider(facts, target, plan.cars.len(), state) {
+        Ok(car) => {
+            if car.alone {
+                let code = match facts.structure {
+                    StructureStanding::Barrier => ReasonCode::BehindBarrier,
+                    _ => ReasonCode::AloneByAge,
+                };
+                state.closed = Some((code, car.request));
+            }
+            for unit in &car.classification.units {
+                state.sources.extend(unit.snapshots());
+                for change in &unit.changes {
+                    state.changes.push(TargetChange {
+                        change: Arc::clone(change),
+                        proof: RewriteProof::None,
+                        origin: Origin::Ahead(car.request),
+                    });
+                }
+            }
+            plan.cars.push(car);
+        }
+        Err(verdict) => plan.verdicts.push((facts.request, verdict)),
+    }
+}
+
+fn consider(
+    facts: &RequestFacts,
+    target: &TargetPlan<'_>,
+    cars: usize,
+    state: &Riding,
+) -> Result<Car, Verdict> {
+    let refuse = |code, text: String| Verdict::Refuse { code, text, class: None, witnesses: Vec::new() };
+    let hold = |code, text: String| Verdict::Hold { code, text, witnesses: Vec::new() };
+
+    if let Some((code, text)) = &facts.broken {
+        return Err(refuse(*code, text.clone()));
+    }
+    // An answer that needs no commit does not wait for anybody.
+    if facts.pinned_on_target {
+        return Err(Verdict::AlreadyPublished {
+            text: format!("snapshot {} is in the target's history", facts.pinned),
+        });
+    }
+    match facts.source_now {
+        SourceNow::AtPin => {}
+        SourceNow::MovedTo(head) => match facts.class.on_source_moved {
+            OnSourceMoved::LandPin => {}
+            OnSourceMoved::Repin => return Err(Verdict::Repin { to: head }),
+            OnSourceMoved::Refuse => {
+                return Err(refuse(
+                    ReasonCode::SourceMoved,
+                    format!("{} is at snapshot {head}, pinned was {}", facts.source, facts.pinned),
+                ));
+            }
+        },
+        SourceNow::ResetTo(head) => {
+            return Err(Verdict::Withdraw {
+                code: ReasonCode::SourceReset,
+                text: format!(
+                    "{} is at snapshot {head}, which does not descend from the pinned {}",
+                    facts.source, facts.pinned
+                ),
+            });
+        }
+        SourceNow::Gone => {
+            return Err(Verdict::Withdraw {
+                code: ReasonCode::BranchGone,
+                text: format!("{} is gone; its pinned head was snapshot {}", facts.source, facts.pinned),
+            });
+        }
+    }
+    match &facts.structure {
+        StructureStanding::Accepted | StructureStanding::Barrier => {}
+        StructureStanding::InReview => {
+            return Err(Verdict::InReview {
+                text: "written under a structure that no reviewer has accepted yet".to_owned(),
+            });
+        }
+        StructureStanding::Rejected => {
+            return Err(refuse(
+                ReasonCode::ReviewRejected,
+                "written under a structure that a reviewer rejected".to_owned(),
+            ));
+        }
+        StructureStanding::Unreadable(text) => {
+            return Err(hold(ReasonCode::StructureChanged, text.clone()));
+        }
+    }
+    let units = match &facts.units {
+        Ok(units) => units,
+        Err(refusal) => return Err(refuse(refusal.code, refusal.text.clone())),
+    };
+
+    let classification = classify(&ClassifyInput {
+        pinned: facts.pinned,
+        base: &facts.base,
+        target_head: target.head,
+        pinned_on_target: facts.pinned_on_target,
+        units,
+        target_side: &facts.target_side,
+        published: target.published,
+        rolled_back: facts.rolled_back,
+        class: &facts.class,
+    });
+    let action = match classification.class {
+        Class::AlreadyPublished => {
+            return Err(Verdict::AlreadyPublished { text: classification.text });
+        }
+        Class::Refused(code) => {
+            return Err(Verdict::Refuse {
+                code,
+                text: classification.text,
+                class: Some(classification.class),
+                witnesses: classification.witnesses,
+            });
+        }
+        // Only the first car stands on the target's head as it is.
+        Class::FastForward if cars == 0 && target.fast_forward_allowed => CarAction::FastForward,
+        Class::FastForward | Class::CherryPick => CarAction::Pick,
+        Class::Rebase => CarAction::Replay,
+    };
+
+    if let Some((code, ahead)) = state.closed {
+        return Err(hold(code, format!("request {ahead} runs alone")));
+    }
+    let wide =
+        action == CarAction::Replay && classification.units.iter().any(|u| u.scope == UnitScope::Table);
+    let barrier = facts.structure == StructureStanding::Barrier;
+    let alone = wide || barrier;
+    if alone && cars > 0 {
+        let code = if barrier { ReasonCode::BehindBarrier } else { ReasonCode::OverlapsAhead };
+        return Err(hold(code, "runs alone, after the train that is planned now".to_owned()));
+    }
+    if cars >= facts.class.batch_size {
+        return Err(hold(ReasonCode::BatchFull, format!("the train has {cars} requests")));
+    }
+    if let Some((code, witnesses)) =
+        blocked_by_ahead(&classification.units, &state.changes, &state.sources, &facts.class)
+    {
+        let ahead = witnesses.iter().find_map(|w| match w.other {
+            Origin::Ahead(request) => Some(request),
+            Origin::Target(_) => None,
+        });
+        let text = match ahead {
+            Some(request) => format!("waits for request {request}"),
+            None => "waits for an earlier request of the same source".to_owned(),
+        };
+        return Err(Verdict::Hold { code, text, witnesses });
+    }
+    Ok(Car {
+        request: facts.request,
+        source: facts.source.clone(),
+        pinned: facts.pinned,
+        class: Arc::clone(&facts.class),
+        action,
+        classification,
+        drop_source: facts.source_now == SourceNow::AtPin && facts.class.after_landing == AfterLanding::Drop,
+        alone,
+    })
+}
+
+/// Rule R6: dropped only if no other open request names the branch and it is not protected.
+fn decide_drops(waiting: &[RequestFacts], target: &TargetPlan<'_>, plan: &mut TrainPlan) {
+    let mut named: HashMap<&RefName, usize> = HashMap::new();
+    for facts in waiting {
+        *named.entry(&facts.source).or_default() += 1;
+    }
+    for car in &mut plan.cars {
+        let shared = named.get(&car.source).copied().unwrap_or_default() > 1;
+        if shared || target.protected.contains(&car.source) {
+            car.drop_source = false;
+        }
+    }
+}

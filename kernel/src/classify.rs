@@ -1,0 +1,405 @@
+//! How a source relates to the target: a pure function of facts and policy (design, section 4).
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::change::{ChangeSet, RewriteProof};
+use crate::ids::{RequestId, SnapshotId};
+use crate::lineage::{BaseFinding, Side};
+use crate::partition::Partition;
+use crate::policy::{ClassPolicy, Isolation, Overlap};
+use crate::reason::ReasonCode;
+use crate::unit::{NetFiles, Unit, UnitKind};
+
+/// Witnesses listed with one classification, at most.
+pub const MAX_WITNESSES: usize = 20;
+
+/// A change that the target took since base, or that a car ahead will make.
+#[derive(Clone, Debug)]
+pub struct TargetChange {
+    pub change: Arc<ChangeSet>,
+    pub proof: RewriteProof,
+    pub origin: Origin,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// On the target already.
+    Target(SnapshotId),
+    /// A car ahead in the same train.
+    Ahead(RequestId),
+}
+
+/// What a request's classification rests on.
+#[derive(Clone, Debug)]
+pub struct ClassifyInput<'a> {
+    pub pinned: SnapshotId,
+    pub base: &'a BaseFinding,
+    pub target_head: Option<SnapshotId>,
+    /// The target's own ancestry contains the pinned head.
+    pub pinned_on_target: bool,
+    /// Source side, oldest first, already published units included.
+    pub units: &'a [Unit],
+    /// Target side since base, oldest first.
+    pub target_side: &'a [TargetChange],
+    /// Source snapshots that the target published (rule C9), with the publishing snapshot.
+    pub published: &'a HashMap<SnapshotId, SnapshotId>,
+    /// A receipt says that this head was published, but the target's ancestry does not hold it any more.
+    pub rolled_back: bool,
+    pub class: &'a ClassPolicy,
+}
+
+/// Evidence of a classification: who met whom, where.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Witness {
+    /// Snapshot of the source.
+    pub source: SnapshotId,
+    pub other: Origin,
+    /// Partition in which they met, or file.
+    pub place: String,
+    /// The rule that decided: `append meets append`, `removed file is gone`.
+    pub rule: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    AlreadyPublished,
+    FastForward,
+    CherryPick,
+    Rebase,
+    Refused(ReasonCode),
+}
+
+impl Class {
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::AlreadyPublished => "already-published",
+            Self::FastForward => "fast-forward",
+            Self::CherryPick => "cherry-pick",
+            Self::Rebase => "rebase",
+            Self::Refused(_) => "refused",
+        }
+    }
+}
+
+/// The answer, with its reasons.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Classification {
+    pub class: Class,
+    pub witnesses: Vec<Witness>,
+    /// One sentence for people.
+    pub text: String,
+    /// What is left to publish: the source side without its published prefix.
+    pub units: Vec<Unit>,
+    /// Appends met appends and the class demands its duplicate check.
+    pub overlap_allowed: bool,
+}
+
+impl Classification {
+    fn plain(class: Class, text: impl Into<String>) -> Self {
+        Self { class, witnesses: Vec::new(), text: text.into(), units: Vec::new(), overlap_allowed: false }
+    }
+}
+
+/// Classifies a source against the target.
+pub fn classify(input: &ClassifyInput<'_>) -> Classification {
+    if input.pinned_on_target {
+        return Classification::plain(Class::AlreadyPublished, "the target already contains this snapshot");
+    }
+    if input.rolled_back {
+        return Classification::plain(
+            Class::Refused(ReasonCode::RolledBack),
+            "published before, and no longer in the target's history",
+        );
+    }
+    let base = match input.base {
+        BaseFinding::Common(id) => Some(*id),
+        BaseFinding::Empty => None,
+        BaseFinding::Expired { of, missing } => {
+            let side = match of {
+                Side::Source => "the branch",
+                Side::Target => "the target",
+            };
+            return Classification::plain(
+                Class::Refused(ReasonCode::BaseExpired),
+                format!("snapshot {missing} in the history of {side} was expired"),
+            );
+        }
+        BaseFinding::Unrelated => {
+            return Classification::plain(
+                Class::Refused(ReasonCode::UnrelatedHistory),
+                "branch and target share no snapshot",
+            );
+        }
+    };
+
+    let net = NetFiles::of(input.target_side.iter().map(|t| t.change.as_ref()));
+    let remaining = match without_published(input, &net) {
+        Ok(units) => units,
+        Err(classification) => return classification,
+    };
+    if remaining.is_empty() {
+        let class = if input.units.is_empty() {
+            Class::Refused(ReasonCode::EmptySource)
+        } else {
+            Class::AlreadyPublished
+        };
+        let text = match class {
+            Class::AlreadyPublished => "every snapshot of the branch is published",
+            _ => "the branch changes nothing",
+        };
+        return Classification::plain(class, text);
+    }
+    if base.is_none()
+        && input.target_head.is_some()
+        && let Some(unit) = remaining.iter().find(|u| u.kind != UnitKind::BlindAppend)
+    {
+        let id = unit.last_snapshot().unwrap_or(input.pinned);
+        return Classification::plain(
+            Class::Refused(ReasonCode::UnrelatedHistory),
+            format!("snapshot {id} is no append, and there is no common snapshot to compare with"),
+        );
+    }
+
+    let own: BTreeSet<SnapshotId> = input.units.iter().flat_map(Unit::snapshots).collect();
+    let others = input.target_side.iter().filter(|t| !is_own(t, &own, input.published));
+    let meeting = meet(&remaining, others, &net, input.class);
+    if let Some(code) = meeting.refusal {
+        return Classification {
+            class: Class::Refused(code),
+            text: refusal_text(code).to_owned(),
+            witnesses: meeting.witnesses,
+            units: remaining,
+            overlap_allowed: false,
+        };
+    }
+    let class = if meeting.rebase {
+        Class::Rebase
+    } else if base == input.target_head && remaining.len() == input.units.len() {
+        Class::FastForward
+    } else {
+        Class::CherryPick
+    };
+    if class == Class::Rebase
+        && let Some(unit) = remaining.iter().find(|u| !u.is_replayable())
+    {
+        let id = unit.last_snapshot().unwrap_or(input.pinned);
+        return Classification {
+            class: Class::Refused(ReasonCode::Conflict),
+            text: format!("snapshot {id} has no recorded operation that could be run again"),
+            witnesses: meeting.witnesses,
+            units: remaining,
+            overlap_allowed: false,
+        };
+    }
+    let text = match class {
+        Class::FastForward => "the target has not moved since the branch was made".to_owned(),
+        Class::Rebase => "branch and target changed the same data; the operation is run again".to_owned(),
+        _ if meeting.overlap => "appended where the target appended too; the class allows it".to_owned(),
+        _ => "branch and target changed different data".to_owned(),
+    };
+    Classification {
+        class,
+        witnesses: meeting.witnesses,
+        text,
+        units: remaining,
+        overlap_allowed: meeting.overlap,
+    }
+}
+
+fn refusal_text(code: ReasonCode) -> &'static str {
+    match code {
+        ReasonCode::OverlappingAppend => "appended to a partition that the target appended to meanwhile",
+        ReasonCode::StaleCompaction => "compacted files that are not live on the target any more",
+        other => other.meaning(),
+    }
+}
+
+/// Does a target-side change come from this very source (rule C9: it is not target side against it)?
+fn is_own(
+    target: &TargetChange,
+    own: &BTreeSet<SnapshotId>,
+    published: &HashMap<SnapshotId, SnapshotId>,
+) -> bool {
+    let Origin::Target(id) = target.origin else { return false };
+    own.iter().any(|source| published.get(source) == Some(&id))
+}
+
+/// Leaves out the units that the target has already. The published part must be a prefix.
+fn without_published(input: &ClassifyInput<'_>, net: &NetFiles) -> Result<Vec<Unit>, Classification> {
+    let partly =
+        |text: String| Err(Classification::plain(Class::Refused(ReasonCode::PartiallyPublished), text));
+    let mut prefix = 0;
+    let mut open_seen = false;
+    for unit in input.units {
+        let by_id = unit.last_snapshot().is_some_and(|id| input.published.contains_key(&id));
+        let all_added_live = unit.added().all(|f| net.is_added(&f.path));
+        let all_removed_gone = unit.removed().all(|f| net.is_gone(&f.path));
+        let adds = unit.added().next().is_some();
+        let any_added_live = unit.added().any(|f| net.is_added(&f.path));
+        let by_content = adds && all_added_live && all_removed_gone;
+        // Replayed operations have other files than the branch; their stamp is the only trace, and the
+        // snapshot that carries it is in the target's ancestry.
+        let every_id = unit.snapshots().all(|id| input.published.contains_key(&id));
+        let published = by_content || (by_id && (every_id || all_removed_gone));
+        if published {
+            if open_seen {
+                let id = unit.last_snapshot().unwrap_or(input.pinned);
+                return partly(format!("snapshot {id} is published, an earlier one of the branch is not"));
+            }
+            prefix += 1;
+        } else {
+            if by_id || any_added_live {
+                let id = unit.last_snapshot().unwrap_or(input.pinned);
+                return partly(format!("a part of snapshot {id} is on the target, a part is not"));
+            }
+            open_seen = true;
+        }
+    }
+    Ok(input.units[prefix..].to_vec())
+}
+
+#[derive(Debug, Default)]
+struct Meeting {
+    refusal: Option<ReasonCode>,
+    rebase: bool,
+    overlap: bool,
+    witnesses: Vec<Witness>,
+}
+
+impl Meeting {
+    fn witness(&mut self, unit: &Unit, other: Origin, place: String, rule: &str) {
+        if self.witnesses.len() < MAX_WITNESSES
+            && let Some(source) = unit.last_snapshot()
+        {
+            let witness = Witness { source, other, place, rule: rule.to_owned() };
+            if !self.witnesses.contains(&witness) {
+                self.witnesses.push(witness);
+            }
+        }
+    }
+}
+
+/// The table of design section 4: every unit against every change of the other side.
+fn meet<'a>(
+    units: &[Unit],
+    others: impl Iterator<Item = &'a TargetChange>,
+    net: &NetFiles,
+    class: &ClassPolicy,
+) -> Meeting {
+    let mut meeting = Meeting::default();
+    for other in others {
+        for unit in units {
+            meet_one(unit, other, net, class, &mut meeting);
+        }
+    }
+    meeting
+}
+
+fn meet_one(unit: &Unit, other: &TargetChange, net: &NetFiles, class: &ClassPolicy, meeting: &mut Meeting) {
+    let change = other.change.as_ref();
+    let is_rewrite = other.proof != RewriteProof::None;
+    // Files that this unit removes and that the other side removed: gone, unless it put them back.
+    let gone = unit
+        .removed()
+        .find(|mine| net.is_gone(&mine.path) && change.removed.iter().any(|theirs| theirs.path == mine.path));
+    match unit.kind {
+        UnitKind::BlindAppend => {
+            if is_rewrite {
+                return;
+            }
+            let Some(place) = shared_partition(unit, change) else { return };
+            match class.overlap {
+                Overlap::Allow | Overlap::AllowWithDuplicateCheck => {
+                    meeting.overlap = true;
+                    meeting.witness(unit, other.origin, place, "append meets a change of data, allowed");
+                }
+                Overlap::Refuse => {
+                    meeting.refusal = meeting.refusal.or(Some(ReasonCode::OverlappingAppend));
+                    meeting.witness(unit, other.origin, place, "append meets a change of data");
+                }
+            }
+        }
+        UnitKind::Rewrite => {
+            if let Some(file) = gone {
+                meeting.refusal = Some(ReasonCode::StaleCompaction);
+                meeting.witness(unit, other.origin, file.path.to_string(), "compacted file is gone");
+            }
+        }
+        UnitKind::DerivedAppend
+        | UnitKind::ReplacePartitions { .. }
+        | UnitKind::OverwriteWhere
+        | UnitKind::Opaque => {
+            if let Some(file) = gone {
+                meeting.rebase = true;
+                meeting.witness(unit, other.origin, file.path.to_string(), "removed file is gone");
+                return;
+            }
+            if is_rewrite {
+                return;
+            }
+            let blind = change.only_adds() && change.label == "append";
+            if blind && class.isolation == Isolation::Snapshot {
+                // Every removed file is live, and without delete files none carries new deletes.
+                return;
+            }
+            if let Some(partition) = change.partitions().find(|p| unit.scope.covers(p)) {
+                meeting.rebase = true;
+                let rule = if blind { "appended inside its scope" } else { "changed inside its scope" };
+                meeting.witness(unit, other.origin, partition.to_string(), rule);
+            }
+        }
+    }
+}
+
+fn shared_partition(unit: &Unit, change: &ChangeSet) -> Option<String> {
+    for mine in unit.added() {
+        for theirs in change.partitions() {
+            if mine.partition.overlaps(theirs) {
+                return Some(mine.partition.to_string());
+            }
+        }
+    }
+    None
+}
+
+/// Why a source cannot ride behind the cars ahead of it in one train, with a witness; `None`: it can.
+pub fn blocked_by_ahead(
+    units: &[Unit],
+    ahead: &[TargetChange],
+    ahead_sources: &BTreeSet<SnapshotId>,
+    class: &ClassPolicy,
+) -> Option<(ReasonCode, Vec<Witness>)> {
+    if units.iter().flat_map(Unit::snapshots).any(|id| ahead_sources.contains(&id)) {
+        return Some((ReasonCode::SameSourceAhead, Vec::new()));
+    }
+    let net = NetFiles::of(ahead.iter().map(|t| t.change.as_ref()));
+    for unit in units {
+        // The same file under two requests: each path is live once.
+        if let Some(file) = unit.added().find(|f| net.is_added(&f.path)) {
+            let mut meeting = Meeting::default();
+            let other = ahead
+                .iter()
+                .find(|t| t.change.added.iter().any(|f| f.path == file.path))
+                .map_or(Origin::Target(SnapshotId(0)), |t| t.origin);
+            meeting.witness(unit, other, file.path.to_string(), "same file ahead");
+            return Some((ReasonCode::OverlapsAhead, meeting.witnesses));
+        }
+    }
+    let meeting = meet(units, ahead.iter(), &net, class);
+    if meeting.rebase || meeting.refusal.is_some() {
+        return Some((ReasonCode::OverlapsAhead, meeting.witnesses));
+    }
+    // The other direction: an overwrite ahead was planned without these rows; behind it they are right.
+    None
+}
+
+/// Partitions that a list of units adds to or removes from: the scope of touched-partition checks.
+pub fn touched(units: &[Unit]) -> BTreeSet<Arc<Partition>> {
+    units.iter().flat_map(Unit::partitions).collect()
+}

@@ -1,0 +1,321 @@
+//! Source snapshots grouped into logical operations, oldest first.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::change::{ChangeSet, FileFact, RewriteProof};
+use crate::filter::Filter;
+use crate::ids::SnapshotId;
+use crate::partition::Partition;
+use crate::policy::{Appends, ClassPolicy, Isolation};
+use crate::reason::ReasonCode;
+use crate::record::{Operation, Record, RecordFinding};
+
+/// A change of the source with what was found out about it beside the manifests.
+#[derive(Clone, Debug)]
+pub struct SourceChange {
+    pub change: Arc<ChangeSet>,
+    /// Proved rewrite; looked for only where the label says `replace`.
+    pub proof: RewriteProof,
+    /// Every file of the parent in the partitions from which files were removed; `None` when not needed.
+    /// It serves rule C7: a derived replace-partitions removed all of them.
+    pub parent_files: Option<Arc<BTreeSet<Arc<str>>>>,
+    /// The recorded `where`, read as a filter; `None` without one.
+    pub filter: Option<Filter>,
+    /// The recorded query reads the target itself.
+    pub reads_target: bool,
+}
+
+/// What a unit did, logically.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnitKind {
+    BlindAppend,
+    /// Only adds, but because of what the target held, or labelled as something else (rule C2).
+    DerivedAppend,
+    /// The files replace whole partitions. `derived`: recognised by content (rule C7), not recorded.
+    ReplacePartitions {
+        derived: bool,
+    },
+    /// Recorded `overwrite-where`.
+    OverwriteWhere,
+    /// Proved rewrite of its own inputs (a compaction submitted through the queue).
+    Rewrite,
+    /// A change of data about which nothing is recorded.
+    Opaque,
+}
+
+/// What a unit depends on or writes: another change of data inside it is a conflict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnitScope {
+    Partitions(BTreeSet<Arc<Partition>>),
+    /// The recorded filter, and the partitions of the files written.
+    Filter(Filter, BTreeSet<Arc<Partition>>),
+    Table,
+}
+
+impl UnitScope {
+    pub fn covers(&self, partition: &Partition) -> bool {
+        match self {
+            Self::Partitions(own) => own.iter().any(|p| p.overlaps(partition)),
+            Self::Filter(filter, own) => {
+                filter.may_match(partition) || own.iter().any(|p| p.overlaps(partition))
+            }
+            Self::Table => true,
+        }
+    }
+}
+
+/// One logical operation of the source: one snapshot, or adjacent ones that belong together.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    pub kind: UnitKind,
+    pub scope: UnitScope,
+    pub changes: Vec<Arc<ChangeSet>>,
+    pub record: Option<Record>,
+}
+
+impl Unit {
+    pub fn snapshots(&self) -> impl Iterator<Item = SnapshotId> {
+        self.changes.iter().map(|c| c.snapshot)
+    }
+
+    /// The newest snapshot of the unit; a replay of the whole unit is stamped with it (rule D7).
+    pub fn last_snapshot(&self) -> Option<SnapshotId> {
+        self.changes.last().map(|c| c.snapshot)
+    }
+
+    pub fn added(&self) -> impl Iterator<Item = &FileFact> {
+        self.changes.iter().flat_map(|c| &c.added)
+    }
+
+    pub fn removed(&self) -> impl Iterator<Item = &FileFact> {
+        self.changes.iter().flat_map(|c| &c.removed)
+    }
+
+    /// Can it be run again against another head?
+    pub fn is_replayable(&self) -> bool {
+        match self.kind {
+            UnitKind::BlindAppend | UnitKind::ReplacePartitions { .. } | UnitKind::OverwriteWhere => true,
+            UnitKind::DerivedAppend | UnitKind::Rewrite | UnitKind::Opaque => false,
+        }
+    }
+
+    pub fn partitions(&self) -> BTreeSet<Arc<Partition>> {
+        self.changes.iter().flat_map(|c| c.partitions().cloned()).collect()
+    }
+}
+
+/// Why the source cannot be read as operations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitRefusal {
+    pub code: ReasonCode,
+    pub snapshot: SnapshotId,
+    pub text: String,
+}
+
+/// Groups the source's changes, oldest first. Snapshots that changed nothing and say nothing are left out.
+pub fn units(changes: &[SourceChange], class: &ClassPolicy) -> Result<Vec<Unit>, UnitRefusal> {
+    let mut units = Vec::new();
+    let mut at = 0;
+    while at < changes.len() {
+        let first = &changes[at];
+        check_readable(first)?;
+        let group = group_length(&changes[at..])?;
+        let members = &changes[at..at + group];
+        at += group;
+        if let Some(unit) = unit_of(members, class)? {
+            units.push(unit);
+        }
+    }
+    Ok(units)
+}
+
+fn check_readable(source: &SourceChange) -> Result<(), UnitRefusal> {
+    let refuse = |code, text| Err(UnitRefusal { code, snapshot: source.change.snapshot, text });
+    if source.change.has_delete_files() {
+        let files = source.change.added_deletes.len() + source.change.removed_deletes.len();
+        return refuse(
+            ReasonCode::DeleteFilesUnsupported,
+            format!("snapshot {} adds or removes {files} delete file(s)", source.change.snapshot),
+        );
+    }
+    if let RecordFinding::Invalid(error) = &source.change.record {
+        return refuse(ReasonCode::RecordInvalid, format!("snapshot {}: {error}", source.change.snapshot));
+    }
+    Ok(())
+}
+
+/// How many of the leading changes are one operation: the same record id, or a delete followed by the
+/// append that refills exactly the partitions it emptied (rule C7).
+fn group_length(rest: &[SourceChange]) -> Result<usize, UnitRefusal> {
+    let Some(first) = rest.first() else { return Ok(0) };
+    if let Some(record) = first.change.record.found() {
+        let mut length = 1;
+        while let Some(next) = rest.get(length) {
+            check_readable(next)?;
+            match next.change.record.found() {
+                Some(other) if other.id == record.id => {
+                    if other != record {
+                        return Err(UnitRefusal {
+                            code: ReasonCode::RecordInvalid,
+                            snapshot: next.change.snapshot,
+                            text: format!(
+                                "snapshots {} and {} carry record '{}' with different content",
+                                first.change.snapshot, next.change.snapshot, record.id
+                            ),
+                        });
+                    }
+                    length += 1;
+                }
+                _ => break,
+            }
+        }
+        return Ok(length);
+    }
+    if let Some(second) = rest.get(1)
+        && matches!(second.change.record, RecordFinding::Absent)
+        && first.change.added.is_empty()
+        && !first.change.removed.is_empty()
+        && second.change.only_adds()
+        && replaces_whole_partitions(&[first, second])
+    {
+        return Ok(2);
+    }
+    Ok(1)
+}
+
+/// Rule C7: removed partitions == added partitions, and every file that the parent had there is removed.
+fn replaces_whole_partitions(members: &[&SourceChange]) -> bool {
+    let mut added: BTreeSet<&Arc<Partition>> = BTreeSet::new();
+    let mut removed: BTreeSet<&Arc<Partition>> = BTreeSet::new();
+    let mut removed_paths: BTreeSet<&Arc<str>> = BTreeSet::new();
+    for member in members {
+        added.extend(member.change.added.iter().map(|f| &f.partition));
+        removed.extend(member.change.removed.iter().map(|f| &f.partition));
+        removed_paths.extend(member.change.removed.iter().map(|f| &f.path));
+    }
+    if removed.is_empty() || added != removed {
+        return false;
+    }
+    // An unpartitioned table has one partition: replacing it is an overwrite of everything, which is true.
+    let Some(parent_files) = members.first().and_then(|m| m.parent_files.as_ref()) else { return false };
+    parent_files.iter().all(|path| removed_paths.contains(path))
+}
+
+fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>, UnitRefusal> {
+    let Some(first) = members.first() else { return Ok(None) };
+    let changes: Vec<Arc<ChangeSet>> = members.iter().map(|m| Arc::clone(&m.change)).collect();
+    let record = first.change.record.found().cloned();
+    let net_adds_only = changes.iter().all(|c| c.removed.is_empty());
+    let is_empty = changes.iter().all(|c| c.is_empty());
+    let partitions: BTreeSet<Arc<Partition>> = changes.iter().flat_map(|c| c.partitions().cloned()).collect();
+    let mismatch = |text: String| {
+        Err(UnitRefusal { code: ReasonCode::RecordMismatch, snapshot: first.change.snapshot, text })
+    };
+
+    let (kind, scope) = match record.as_ref().map(|r| &r.operation) {
+        Some(Operation::Append) => {
+            if !net_adds_only {
+                return mismatch(format!(
+                    "snapshot {} is recorded as an append but removes files",
+                    first.change.snapshot
+                ));
+            }
+            (append_kind(&changes, class), UnitScope::Partitions(partitions))
+        }
+        Some(Operation::ReplacePartitions) => {
+            let added: BTreeSet<&Arc<Partition>> =
+                changes.iter().flat_map(|c| c.added.iter().map(|f| &f.partition)).collect();
+            if let Some(stray) =
+                changes.iter().flat_map(|c| &c.removed).find(|f| !added.contains(&f.partition))
+            {
+                return mismatch(format!(
+                    "recorded as replace-partitions, but partition {} lost files and got none",
+                    stray.partition
+                ));
+            }
+            (UnitKind::ReplacePartitions { derived: false }, UnitScope::Partitions(partitions))
+        }
+        Some(Operation::OverwriteWhere { .. }) => {
+            let scope = if first.reads_target {
+                UnitScope::Table
+            } else {
+                match &first.filter {
+                    Some(filter) => UnitScope::Filter(filter.clone(), partitions),
+                    None => UnitScope::Table,
+                }
+            };
+            (UnitKind::OverwriteWhere, scope)
+        }
+        None if is_empty => return Ok(None),
+        None if net_adds_only => match append_kind(&changes, class) {
+            UnitKind::BlindAppend => (UnitKind::BlindAppend, UnitScope::Partitions(partitions)),
+            kind => (kind, unrecorded_scope(partitions, class)),
+        },
+        None if first.proof != RewriteProof::None && members.len() == 1 => {
+            (UnitKind::Rewrite, UnitScope::Partitions(partitions))
+        }
+        None => {
+            let refs: Vec<&SourceChange> = members.iter().collect();
+            if replaces_whole_partitions(&refs) {
+                (UnitKind::ReplacePartitions { derived: true }, UnitScope::Partitions(partitions))
+            } else {
+                (UnitKind::Opaque, unrecorded_scope(partitions, class))
+            }
+        }
+    };
+    Ok(Some(Unit { kind, scope, changes, record }))
+}
+
+/// Rule C2: only adds, labelled append, in a class whose appends are blind.
+fn append_kind(changes: &[Arc<ChangeSet>], class: &ClassPolicy) -> UnitKind {
+    let labelled = changes.iter().all(|c| c.label == "append" || c.is_empty());
+    match class.appends {
+        Appends::Blind if labelled => UnitKind::BlindAppend,
+        Appends::Blind | Appends::Derived => UnitKind::DerivedAppend,
+    }
+}
+
+/// Rule C3: without a record nobody knows what was read; `serializable` assumes the whole table.
+fn unrecorded_scope(partitions: BTreeSet<Arc<Partition>>, class: &ClassPolicy) -> UnitScope {
+    match class.isolation {
+        Isolation::Serializable => UnitScope::Table,
+        Isolation::Snapshot => UnitScope::Partitions(partitions),
+    }
+}
+
+/// Paths that a list of changes leaves live and paths that it leaves gone, by walking it oldest first.
+#[derive(Clone, Debug, Default)]
+pub struct NetFiles {
+    state: BTreeMap<Arc<str>, bool>,
+}
+
+impl NetFiles {
+    pub fn of<'a>(changes: impl IntoIterator<Item = &'a ChangeSet>) -> Self {
+        let mut net = Self::default();
+        for change in changes {
+            net.apply(change);
+        }
+        net
+    }
+
+    pub fn apply(&mut self, change: &ChangeSet) {
+        // Removed first: a path that one snapshot both removes and adds stays live (rule D6).
+        for file in &change.removed {
+            self.state.insert(Arc::clone(&file.path), false);
+        }
+        for file in &change.added {
+            self.state.insert(Arc::clone(&file.path), true);
+        }
+    }
+
+    /// Added, and not removed afterwards.
+    pub fn is_added(&self, path: &str) -> bool {
+        self.state.get(path) == Some(&true)
+    }
+
+    /// Removed, and not added again.
+    pub fn is_gone(&self, path: &str) -> bool {
+        self.state.get(path) == Some(&false)
+    }
+}
