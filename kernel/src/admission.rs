@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use crate::change::RewriteProof;
 use crate::classify::{
-    Class, Classification, ClassifyInput, Origin, TargetChange, Witness, blocked_by_ahead, classify,
+    Class, Classification, ClassifyInput, Origin, TargetChange, TargetSide, Witness, blocked_by_ahead,
+    classify,
 };
 use crate::ids::{RefName, RequestId, SnapshotId};
 use crate::lineage::BaseFinding;
@@ -59,8 +60,8 @@ pub struct RequestFacts {
     pub units: Result<Vec<Unit>, UnitRefusal>,
     /// Something the request needs cannot be read: refused, with the reason and a sentence.
     pub broken: Option<(ReasonCode, String)>,
-    /// Target side since this request's base, oldest first.
-    pub target_side: Arc<Vec<TargetChange>>,
+    /// Target side since this request's base.
+    pub target_side: Arc<TargetSide>,
 }
 
 /// The target as planned on.
@@ -178,7 +179,7 @@ fn is_wide(facts: &RequestFacts, target: &TargetPlan<'_>) -> bool {
 
 #[derive(Default)]
 struct Riding {
-    changes: Vec<TargetChange>,
+    changes: TargetSide,
     sources: BTreeSet<SnapshotId>,
     /// Set once a car rides alone: what the others then wait for.
     closed: Option<(ReasonCode, RequestId)>,

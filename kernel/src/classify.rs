@@ -24,6 +24,34 @@ pub struct TargetChange {
     pub origin: Origin,
 }
 
+/// Changes of the other side, oldest first, with what they leave live and gone. Built once for a base and
+/// shared by every request that was made from it.
+#[derive(Clone, Debug, Default)]
+pub struct TargetSide {
+    changes: Vec<TargetChange>,
+    net: NetFiles,
+}
+
+impl TargetSide {
+    pub fn new(changes: Vec<TargetChange>) -> Self {
+        let net = NetFiles::of(changes.iter().map(|t| t.change.as_ref()));
+        Self { changes, net }
+    }
+
+    pub fn push(&mut self, change: TargetChange) {
+        self.net.apply(&change.change);
+        self.changes.push(change);
+    }
+
+    pub fn changes(&self) -> &[TargetChange] {
+        &self.changes
+    }
+
+    pub fn net(&self) -> &NetFiles {
+        &self.net
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
@@ -43,8 +71,8 @@ pub struct ClassifyInput<'a> {
     pub pinned_on_target: bool,
     /// Source side, oldest first, already published units included.
     pub units: &'a [Unit],
-    /// Target side since base, oldest first.
-    pub target_side: &'a [TargetChange],
+    /// Target side since base.
+    pub target_side: &'a TargetSide,
     /// Source snapshots that the target published (rule C9), with the publishing snapshot.
     pub published: &'a HashMap<SnapshotId, SnapshotId>,
     /// A receipt says that this head was published, but the target's ancestry does not hold it any more.
@@ -138,8 +166,8 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
         }
     };
 
-    let net = NetFiles::of(input.target_side.iter().map(|t| t.change.as_ref()));
-    let remaining = match without_published(input, &net) {
+    let net = input.target_side.net();
+    let remaining = match without_published(input, net) {
         Ok(units) => units,
         Err(classification) => return classification,
     };
@@ -167,8 +195,8 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
     }
 
     let own: BTreeSet<SnapshotId> = input.units.iter().flat_map(Unit::snapshots).collect();
-    let others = input.target_side.iter().filter(|t| !is_own(t, &own, input.published));
-    let meeting = meet(&remaining, others, &net, input.class);
+    let others = input.target_side.changes().iter().filter(|t| !is_own(t, &own, input.published));
+    let meeting = meet(&remaining, others, net, input.class);
     if let Some(code) = meeting.refusal {
         return Classification {
             class: Class::Refused(code),
@@ -371,19 +399,19 @@ fn shared_partition(unit: &Unit, change: &ChangeSet) -> Option<String> {
 /// Why a source cannot ride behind the cars ahead of it in one train, with a witness; `None`: it can.
 pub fn blocked_by_ahead(
     units: &[Unit],
-    ahead: &[TargetChange],
+    ahead: &TargetSide,
     ahead_sources: &BTreeSet<SnapshotId>,
     class: &ClassPolicy,
 ) -> Option<(ReasonCode, Vec<Witness>)> {
     if units.iter().flat_map(Unit::snapshots).any(|id| ahead_sources.contains(&id)) {
         return Some((ReasonCode::SameSourceAhead, Vec::new()));
     }
-    let net = NetFiles::of(ahead.iter().map(|t| t.change.as_ref()));
     for unit in units {
         // The same file under two requests: each path is live once.
-        if let Some(file) = unit.added().find(|f| net.is_added(&f.path)) {
+        if let Some(file) = unit.added().find(|f| ahead.net.is_added(&f.path)) {
             let mut meeting = Meeting::default();
             let other = ahead
+                .changes
                 .iter()
                 .find(|t| t.change.added.iter().any(|f| f.path == file.path))
                 .map_or(Origin::Target(SnapshotId(0)), |t| t.origin);
@@ -391,7 +419,7 @@ pub fn blocked_by_ahead(
             return Some((ReasonCode::OverlapsAhead, meeting.witnesses));
         }
     }
-    let meeting = meet(units, ahead.iter(), &net, class);
+    let meeting = meet(units, ahead.changes.iter(), &ahead.net, class);
     if meeting.rebase || meeting.refusal.is_some() {
         return Some((ReasonCode::OverlapsAhead, meeting.witnesses));
     }

@@ -75,6 +75,9 @@ reasons! {
     TableNotFound, "table-not-found",
         "There is no such table in the catalog.",
         "Check catalog, namespace and name; `mergeberg plan` lists what it sees.";
+    TableRenamed, "table-renamed",
+        "The table that was enqueued now has another name.",
+        "Rename it back, or cancel the request and enqueue it under the new name.";
     TableReplaced, "table-replaced",
         "The name now belongs to another table: its uuid is not the one that was enqueued.",
         "Write the branch again on the new table and enqueue that.";
