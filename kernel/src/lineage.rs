@@ -51,6 +51,34 @@ pub struct Chain {
     pub end: ChainEnd,
 }
 
+/// The ancestry of one head, ready for look-ups.
+#[derive(Clone, Debug, Default)]
+pub struct Line {
+    set: HashSet<SnapshotId>,
+    chain: Option<Chain>,
+}
+
+impl Line {
+    pub fn contains(&self, id: SnapshotId) -> bool {
+        self.set.contains(&id)
+    }
+
+    /// Newest first; empty without a head.
+    pub fn ids(&self) -> &[SnapshotId] {
+        self.chain.as_ref().map_or(&[], |chain| &chain.ids)
+    }
+
+    /// Snapshots after `base`, oldest first; `None` when `base` is not in the line.
+    pub fn after(&self, base: Option<SnapshotId>) -> Option<Vec<SnapshotId>> {
+        let ids = self.ids();
+        let end = match base {
+            Some(base) => ids.iter().position(|id| *id == base)?,
+            None => ids.len(),
+        };
+        Some(ids[..end].iter().rev().copied().collect())
+    }
+}
+
 /// How source and target relate in the graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BaseFinding {
@@ -164,41 +192,49 @@ impl SnapshotGraph {
         Some(ids)
     }
 
-    /// The newest common ancestor of `source` and `target` (`None`: the target has no snapshot yet).
+    /// `head` with its ancestors as a set, for many look-ups. `None` gives the empty line.
+    pub fn line(&self, head: Option<SnapshotId>) -> Line {
+        match head {
+            Some(head) => {
+                let chain = self.chain(head);
+                Line { set: chain.ids.iter().copied().collect(), chain: Some(chain) }
+            }
+            None => Line { set: HashSet::new(), chain: None },
+        }
+    }
+
+    /// The newest common ancestor of `source` and the target's line.
     ///
     /// `log` is the table's snapshot log; it serves to prove an empty base (rule C8): both lines go back
     /// to a root, every logged head is in the target's ancestry (nothing was replaced), and the target's
-    /// first head is younger than the source's root.
-    pub fn base(
-        &self,
-        source: SnapshotId,
-        target: Option<SnapshotId>,
-        log: &[(SnapshotId, i64)],
-    ) -> BaseFinding {
-        let source_chain = self.chain(source);
-        let Some(target) = target else {
-            return match source_chain.end {
-                ChainEnd::Root if log.is_empty() => BaseFinding::Empty,
-                ChainEnd::Root => BaseFinding::Unrelated,
-                ChainEnd::Cut(missing) => BaseFinding::Expired { of: Side::Source, missing },
+    /// first head is no older than the source's root.
+    pub fn base(&self, source: SnapshotId, target: &Line, log: &[(SnapshotId, i64)]) -> BaseFinding {
+        let mut next = source;
+        let mut steps = 0;
+        let root = loop {
+            if target.contains(next) {
+                return BaseFinding::Common(next);
+            }
+            steps += 1;
+            let snapshot = match self.by_id.get(&next) {
+                // A cycle cannot come from a valid table; a damaged one must not hang the queue.
+                Some(snapshot) if steps <= self.by_id.len() => snapshot,
+                _ => return BaseFinding::Expired { of: Side::Source, missing: next },
             };
+            match snapshot.parent {
+                Some(parent) => next = parent,
+                None => break snapshot,
+            }
         };
-        let target_chain = self.chain(target);
-        let target_ids: HashSet<SnapshotId> = target_chain.ids.iter().copied().collect();
-        if let Some(common) = source_chain.ids.iter().find(|id| target_ids.contains(id)) {
-            return BaseFinding::Common(*common);
-        }
-        if let ChainEnd::Cut(missing) = source_chain.end {
-            return BaseFinding::Expired { of: Side::Source, missing };
-        }
-        if let ChainEnd::Cut(missing) = target_chain.end {
+        let Some(chain) = &target.chain else {
+            return if log.is_empty() { BaseFinding::Empty } else { BaseFinding::Unrelated };
+        };
+        if let ChainEnd::Cut(missing) = chain.end {
             return BaseFinding::Expired { of: Side::Target, missing };
         }
-        let root = source_chain.ids.last().and_then(|id| self.by_id.get(id));
-        let first_head = log.first();
-        match (root, first_head) {
-            (Some(root), Some((_, first_ms)))
-                if *first_ms >= root.timestamp_ms && log.iter().all(|(id, _)| target_ids.contains(id)) =>
+        match log.first() {
+            Some((_, first_ms))
+                if *first_ms >= root.timestamp_ms && log.iter().all(|(id, _)| target.contains(*id)) =>
             {
                 BaseFinding::Empty
             }

@@ -1,1 +1,3 @@
+//! Recorded operations run again: an operation becomes files for a car.
 
+pub mod filter;
