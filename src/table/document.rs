@@ -11,6 +11,8 @@
 
 mod apply;
 mod raw;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 

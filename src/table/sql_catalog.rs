@@ -8,6 +8,8 @@
 //! Absent on purpose: other databases and object stores, views, and transactions over several tables.
 
 mod database;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
