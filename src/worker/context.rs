@@ -10,7 +10,7 @@ use crate::config::PolicyFolder;
 use crate::ledger::Ledger;
 use crate::table::catalog::Catalog;
 use crate::table::manifests::ManifestStore;
-use crate::validate::Validator;
+use crate::validate::{Engine, RewriteProver, Validator};
 
 /// Milliseconds since 1970.
 pub type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
@@ -26,8 +26,10 @@ const MAX_PROOFS: usize = 10_000;
 pub struct Worker {
     pub catalog: Arc<dyn Catalog>,
     pub ledger: Ledger,
-    pub store: Arc<ManifestStore>,
+    pub store: ManifestStore,
+    pub engine: Arc<Engine>,
     pub validator: Validator,
+    pub prover: RewriteProver,
     pub policies: PolicyFolder,
     pub clock: Clock,
     pub random: Random,
@@ -48,14 +50,25 @@ impl Worker {
     pub fn new(
         catalog: Arc<dyn Catalog>,
         ledger: Ledger,
-        validator: Validator,
+        engine: Arc<Engine>,
         policies: PolicyFolder,
         clock: Clock,
         random: Random,
         holder: String,
     ) -> Self {
-        let store = Arc::clone(validator.store());
-        Self { catalog, ledger, store, validator, policies, clock, random, holder, proofs: Mutex::default() }
+        Self {
+            catalog,
+            ledger,
+            store: ManifestStore::new(MANIFEST_CACHE_BYTES),
+            validator: Validator::new(Arc::clone(&engine)),
+            prover: RewriteProver::new(Arc::clone(&engine)),
+            engine,
+            policies,
+            clock,
+            random,
+            holder,
+            proofs: Mutex::default(),
+        }
     }
 
     pub fn now_ms(&self) -> i64 {

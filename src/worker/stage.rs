@@ -312,14 +312,14 @@ impl Worker {
             }
             (UnitKind::OverwriteWhere, Some(Operation::OverwriteWhere { filter, query, inputs })) => {
                 let input = ReplayInput {
-                    table: &gathered.table,
+                    table: Arc::clone(&gathered.table),
                     head: gathered.head.and_then(|id| facts.snapshots.get(id)),
                     filter,
                     query,
                     inputs,
                     expected_rows: unit.record.as_ref().and_then(|r| r.expected_rows),
                 };
-                let replayed = crate::replay::overwrite_where(&self.validator, &*self.catalog, &input).await;
+                let replayed = crate::replay::overwrite_where(&self.engine, &self.store, &*self.catalog, &input).await;
                 match replayed {
                     Ok(outcome) => {
                         let new: Vec<Arc<str>> =
@@ -329,7 +329,8 @@ impl Worker {
                         prepared.touched.extend(outcome.touched.iter().cloned());
                         (outcome.added.into_iter().map(AddedFile::from).collect(), outcome.removed)
                     }
-                    Err(ReplayError::Worker(error)) => return Err(error),
+                    Err(ReplayError::Table(error)) => return Err(error.into()),
+                    Err(ReplayError::Catalog(error)) => return Err(error.into()),
                     Err(ReplayError::Request { code, text }) => return Ok(Some((code, text))),
                 }
             }
