@@ -2,5 +2,18 @@
 //! Nothing above it knows metadata files.
 
 pub mod catalog;
+pub mod cleanup;
+pub mod data_files;
 pub mod document;
+pub mod error;
 pub mod loaded;
+mod manifest_cache;
+mod manifest_codec;
+mod manifest_merge;
+pub mod manifests;
+mod partition_values;
+mod row_shape;
+mod snapshot_summary;
+pub mod snapshot_writer;
+#[cfg(test)]
+mod writer_test_support;
