@@ -58,6 +58,8 @@ pub enum LedgerError {
     #[error("the ledger did not answer: {0}")]
     Database(#[source] sqlx::Error),
 
+    #[error("the ledger's schema refused a row, which is a fault of the queue: {0}")]
+    Constraint(#[source] sqlx::Error),
     #[error("row {id} of {table} is inconsistent: {what}; restore the ledger from a backup")]
     Row { table: &'static str, id: String, what: String },
     #[error("a value cannot be stored in the ledger: {0}")]
@@ -137,6 +139,7 @@ impl LedgerError {
             | Self::Migrate(_)
             | Self::Row { .. } => LedgerFault::Unusable,
             Self::Encode(_)
+            | Self::Constraint(_)
             | Self::NoSuchRequest(_)
             | Self::NoSuchReview(_)
             | Self::NoSuchIntent(_)
@@ -184,6 +187,7 @@ impl From<sqlx::Error> for LedgerError {
             Some(SQLITE_CORRUPT | SQLITE_NOTADB | SQLITE_CANTOPEN | SQLITE_READONLY) => {
                 Self::Unusable { at: String::new(), source }
             }
+            Some(SQLITE_CONSTRAINT) => Self::Constraint(source),
             Some(_) => Self::Database(source),
             // The single writer connection stayed taken: as good as a lock.
             None if matches!(source, sqlx::Error::PoolTimedOut) => Self::Busy,
@@ -198,6 +202,7 @@ const SQLITE_LOCKED: i64 = 6;
 const SQLITE_READONLY: i64 = 8;
 const SQLITE_CORRUPT: i64 = 11;
 const SQLITE_CANTOPEN: i64 = 14;
+const SQLITE_CONSTRAINT: i64 = 19;
 const SQLITE_NOTADB: i64 = 26;
 /// Extended codes carry their primary code in the low byte.
 const PRIMARY_MASK: i64 = 0xff;

@@ -235,6 +235,7 @@ mod tests {
     use mergeberg_kernel::evidence::Violation;
     use mergeberg_kernel::reason::ReasonCode;
 
+    use super::super::LedgerFault;
     use super::super::testing::{enqueue, evidence, open};
     use super::*;
 
@@ -272,6 +273,15 @@ mod tests {
         assert_eq!(read(ledger.evidence_of_request(a).await.unwrap()), rows[..2]);
         let of_b = read(ledger.evidence_of_request(b).await.unwrap());
         assert_eq!(of_b, [rows[0].clone(), rows[2].clone()]);
+    }
+
+    #[tokio::test]
+    async fn evidence_for_a_request_that_is_not_there_is_refused() {
+        let (_folder, ledger) = open().await;
+        let rows = [(vec![RequestId(99)], evidence(12, "keys"))];
+        let error = ledger.record_evidence(&TrainId::new("t1"), &rows, 5).await.unwrap_err();
+        assert_eq!(error.fault(), LedgerFault::Refused, "{error}");
+        assert_eq!(ledger.evidence_of_candidate(SnapshotId(12)).await.unwrap(), []);
     }
 
     #[tokio::test]

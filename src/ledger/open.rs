@@ -100,7 +100,8 @@ async fn migrate(path: &Path) -> Result<MigrationReport, LedgerError> {
         FileState::Fresh => Vec::new(),
         FileState::Applied(versions) => versions,
     };
-    MIGRATOR.run(&mut *tx).await.map_err(LedgerError::Migrate)?;
+    // Not `run`: its future cannot be sent to another thread (sqlx keeps this door for that reason).
+    MIGRATOR.run_direct(None, &mut *tx, false).await.map_err(LedgerError::Migrate)?;
     let created = before.is_empty();
     if created {
         let queue: String = uuid::Uuid::new_v4().simple().to_string().chars().take(QUEUE_ID_DIGITS).collect();

@@ -114,3 +114,29 @@ async fn case_o27_a_writer_waits_for_the_lock_of_another_process() {
     held.commit().await.unwrap();
     assert!(matches!(waiting.await.unwrap().unwrap(), Enqueued::New(_)));
 }
+
+/// The worker runs lanes as tasks: every future of the API can be sent to another thread.
+#[tokio::test]
+async fn calls_can_be_made_from_tasks() {
+    fn sendable<F: Future + Send>(call: F) -> F {
+        call
+    }
+    let (_folder, ledger) = open().await;
+    let epoch = sendable(ledger.lead("one", LEASE_MS, 0)).await.unwrap().unwrap();
+    let id = super::testing::enqueue(&ledger, "ingest/a", 1).await;
+    let intent = super::testing::staged_train(&ledger, epoch, "t1", &[(id, 11)]).await;
+    let rows = [(vec![id], super::testing::evidence(11, "lineage"))];
+    sendable(ledger.record_evidence(&intent.train, &rows, 1)).await.unwrap();
+    sendable(ledger.write_intent(epoch, &intent, 2)).await.unwrap();
+    sendable(ledger.mark_unknown(epoch, &intent.id, 3)).await.unwrap();
+    sendable(ledger.settle_landed(epoch, &intent.id, 4, &[(id, intent.tail)])).await.unwrap();
+    sendable(ledger.requests(&RequestFilter::default())).await.unwrap();
+    sendable(ledger.reviews(&Default::default())).await.unwrap();
+    sendable(ledger.evidence_of_request(id)).await.unwrap();
+    let mut watcher = sendable(ledger.watcher()).await.unwrap();
+    let none = std::time::Duration::ZERO;
+    sendable(watcher.wait_for_change(none, none)).await.unwrap();
+    sendable(ledger.renew(epoch, 5)).await.unwrap();
+    sendable(ledger.release(epoch)).await.unwrap();
+    sendable(Ledger::open_or_create(ledger.path())).await.unwrap();
+}

@@ -381,7 +381,7 @@ mod tests {
         let (_folder, ledger) = open().await;
         let row = ledger.open_review(&item(), 1).await.unwrap();
         assert_eq!(ledger.open_review(&item(), 2).await.unwrap(), row);
-        assert_eq!(ledger.reviews(&ReviewFilter::default()).await.unwrap(), [row.clone()]);
+        assert_eq!(ledger.reviews(&ReviewFilter::default()).await.unwrap(), vec![row.clone()]);
 
         let rita = Principal::new("rita");
         let decided = ledger.decide(row.id, Decision::Approve, &rita, "looks right", 3).await.unwrap();

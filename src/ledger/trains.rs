@@ -169,7 +169,7 @@ mod tests {
         for status in [TrainStatus::Staged, TrainStatus::Staged, TrainStatus::Dropped] {
             ledger.set_train_status(epoch, &one.train, status).await.unwrap();
         }
-        assert_eq!(ledger.unfinished_trains(&one.table_uuid).await.unwrap(), [two.clone()]);
+        assert_eq!(ledger.unfinished_trains(&one.table_uuid).await.unwrap(), vec![two.clone()]);
         for (id, to) in [(&one.train, TrainStatus::Staged), (&two.train, TrainStatus::Landed)] {
             let error = ledger.set_train_status(epoch, id, to).await.unwrap_err();
             assert!(matches!(error, LedgerError::TrainStatus { .. }), "{error}");
