@@ -1,6 +1,6 @@
 //! Enqueue, look up, list, cancel.
 
-use mergeberg_kernel::ids::{Principal, RefName, RequestId, SnapshotId, TableName, TableUuid};
+use mergeberg_kernel::ids::{Epoch, Principal, RefName, RequestId, SnapshotId, TableName, TableUuid};
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::{RequestEvent, RequestState};
 use mergeberg_kernel::structure::StructureId;
@@ -11,6 +11,7 @@ use super::apply::{Step, take};
 use super::decode::Fields;
 use super::error::LedgerError;
 use super::events::{EventKind, NewEvent, append};
+use super::leader::fence;
 use super::rows::{AttemptRow, RequestRow};
 use super::{Ledger, wake};
 
@@ -196,6 +197,56 @@ impl Ledger {
     }
 
     /// Every state that a request was in, oldest first.
+    /// For every waiting request of a target: snapshots that published the same pinned head before.
+    pub async fn published_before(
+        &self,
+        table_uuid: &TableUuid,
+        target: &RefName,
+    ) -> Result<Vec<(SnapshotId, SnapshotId)>, LedgerError> {
+        let rows = sqlx::query(
+            "SELECT DISTINCT done.id, done.pinned, done.landed_snapshot
+             FROM merge_request AS waiting JOIN merge_request AS done
+               ON done.table_uuid = waiting.table_uuid AND done.target = waiting.target
+              AND done.pinned = waiting.pinned AND done.state = 'landed'
+             WHERE waiting.table_uuid = $1 AND waiting.target = $2 AND waiting.ended_at_ms IS NULL",
+        )
+        .bind(table_uuid.as_str())
+        .bind(target.as_str())
+        .fetch_all(&self.readers)
+        .await?;
+        let mut published = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let f = Fields::new("merge_request", "id", row);
+            published.push((f.snapshot("pinned")?, f.snapshot("landed_snapshot")?));
+        }
+        Ok(published)
+    }
+
+    /// Pins a waiting request to another head of its branch (class rule `repin`).
+    pub async fn repin(
+        &self,
+        epoch: Epoch,
+        id: RequestId,
+        pinned: SnapshotId,
+        now_ms: i64,
+    ) -> Result<(), LedgerError> {
+        let mut tx = self.begin().await?;
+        fence(&mut tx, epoch).await?;
+        sqlx::query(
+            "UPDATE merge_request SET pinned = $1
+             WHERE id = $2 AND ended_at_ms IS NULL AND state IN ('queued', 'held', 'in-review')",
+        )
+        .bind(pinned.0)
+        .bind(id.0)
+        .execute(&mut *tx)
+        .await?;
+        let detail = serde_json::json!({ "text": format!("pinned anew at snapshot {pinned}") });
+        let step = Step { detail: Some(&detail), ..Step::new(id, RequestEvent::Requeue) };
+        take(&mut tx, &[step], now_ms).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
     pub async fn attempts(&self, id: RequestId) -> Result<Vec<AttemptRow>, LedgerError> {
         let sql = "SELECT * FROM merge_attempt WHERE request = $1 ORDER BY id";
         let rows = sqlx::query(sql).bind(id.0).fetch_all(&self.readers).await?;

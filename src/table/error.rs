@@ -64,6 +64,22 @@ impl TableError {
         }
     }
 
+    /// Does it follow from what was asked for, so that asking again gives the same answer? Storage that
+    /// does not answer is nobody's fault.
+    pub fn is_own_fault(&self) -> bool {
+        match self {
+            Self::Missing { .. }
+            | Self::Corrupt { .. }
+            | Self::Unsupported(_)
+            | Self::NotLive { .. }
+            | Self::PathTaken { .. }
+            | Self::InvalidChange { .. }
+            | Self::Rows(_)
+            | Self::Producer(_) => true,
+            Self::Io { .. } | Self::StillReferenced { .. } | Self::Internal(_) => false,
+        }
+    }
+
     pub(super) fn corrupt(path: &str, message: impl ToString) -> Self {
         Self::Corrupt { path: path.to_owned(), message: message.to_string() }
     }

@@ -65,12 +65,12 @@ impl Worker {
             })
             .collect();
         let policy = &gathered.policy_digest;
-        let everyone: Vec<RequestId> = cars.iter().map(|c| c.request).collect();
         let mut all = Vec::new();
 
-        let lineage = builtin::lineage(&staged.facts, gathered.head, &cars, policy);
-        all.extend(lineage.into_iter().map(|evidence| speaks_for(&cars, &everyone, evidence)));
-        for car in &cars {
+        for (at, car) in cars.iter().enumerate() {
+            if let Some(evidence) = builtin::lineage(&staged.facts, gathered.head, &cars, at, policy) {
+                all.push(TrainEvidence { requests: vec![car.request], evidence });
+            }
             if let Some(evidence) = builtin::schema(&staged.facts, car, policy) {
                 all.push(TrainEvidence { requests: vec![car.request], evidence });
             }

@@ -3,17 +3,20 @@
 //! A proven rewrite is maintenance, everything else is a bypass. A target that is no descendant of the
 //! head that the queue knew is rewound: the lane is held until an operator adopts the new head.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
 
 use mergeberg_kernel::change::{ChangeSet, RewriteProof};
-use mergeberg_kernel::ids::{Digest, SnapshotId};
+use mergeberg_kernel::ids::SnapshotId;
 use mergeberg_kernel::lineage::SnapshotFact;
 use mergeberg_kernel::policy::TablePolicy;
 
 use super::context::{Lane, Worker};
 use super::error::WorkerError;
-use crate::ledger::{ForeignKind, ForeignRow, TargetHeadRow};
+use crate::ledger::{ForeignKind, ForeignRow};
 use crate::table::loaded::LoadedTable;
+use crate::table::manifests::{FileScope, LiveFile};
+use crate::validate::CheckError;
 
 /// Where the target stands against what the queue knew.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,18 +39,7 @@ impl Worker {
         let head = facts.head(&lane.target);
         let Some(row) = self.ledger.target_head(&lane.uuid, &lane.target).await? else {
             // First sight: what is there now is what the queue starts from.
-            let row = TargetHeadRow {
-                table_uuid: lane.uuid.clone(),
-                target: lane.target.clone(),
-                table: lane.table.clone(),
-                baseline: head,
-                last_known_head: head,
-                last_landed_head: None,
-                adopted_by: None,
-                adopted_reason: None,
-                adopted_at_ms: None,
-            };
-            self.ledger.set_target_head(&row).await?;
+            self.ledger.set_target_head(&lane.table, &lane.uuid, &lane.target, head).await?;
             return Ok(TargetStanding::Known);
         };
         if row.last_known_head == head {
@@ -79,7 +71,7 @@ impl Worker {
             );
         }
         self.ledger.record_foreign(&rows).await?;
-        self.ledger.set_target_head(&TargetHeadRow { last_known_head: head, ..row }).await?;
+        self.ledger.set_target_head(&lane.table, &lane.uuid, &lane.target, head).await?;
         Ok(TargetStanding::Known)
     }
 
@@ -106,11 +98,12 @@ impl Worker {
             change.removed_rows(),
         );
         Ok(ForeignRow {
+            table: lane.table.clone(),
             table_uuid: lane.uuid.clone(),
             target: lane.target.clone(),
             snapshot: snapshot.id,
             kind,
-            proof: proof_word.map(str::to_owned),
+            proof: proof_word.map(serde_json::Value::from),
             text,
             seen_at_ms: self.now_ms(),
         })
@@ -141,13 +134,40 @@ impl Worker {
                 .any(|name| [ENGINE_NAME, APP_ID].iter().any(|key| snapshot.summary.get(*key) == Some(name)));
         let proof = if trusted {
             RewriteProof::TrustedPrincipal
-        } else if self.validator.is_rewrite(table, snapshot).await? {
-            RewriteProof::Content
         } else {
-            RewriteProof::None
+            match self.prove_by_content(table, snapshot, change).await {
+                Ok(proof) => proof,
+                Err(error) => {
+                    // Unproved is a data change: the stricter answer. Not remembered, so that it is tried again.
+                    tracing::warn!(snapshot = %snapshot.id, "a rewrite could not be proved: {error}");
+                    return Ok(RewriteProof::None);
+                }
+            }
         };
         self.remember_proof(snapshot.id, proof);
         Ok(proof)
+    }
+
+    async fn prove_by_content(
+        &self,
+        table: &LoadedTable,
+        snapshot: &SnapshotFact,
+        change: &ChangeSet,
+    ) -> Result<RewriteProof, CheckError> {
+        let Some(parent) = snapshot.parent.and_then(|id| table.facts.snapshots.get(id)) else {
+            return Ok(RewriteProof::None);
+        };
+        let added = self.store.added_files(table, snapshot).await?;
+        let paths: HashSet<&str> = change.removed.iter().map(|f| f.path.as_ref()).collect();
+        let partitions: BTreeSet<_> = change.removed.iter().map(|f| Arc::clone(&f.partition)).collect();
+        let scope = FileScope::Partitions(partitions.into_iter().collect());
+        let live = self.store.live_files(table, parent, &scope).await?;
+        let removed: Vec<LiveFile> =
+            live.data.into_iter().filter(|f| paths.contains(f.fact.path.as_ref())).collect();
+        if removed.len() != paths.len() {
+            return Ok(RewriteProof::None);
+        }
+        self.prover.prove(table, &removed, &added, live.deletes.len()).await
     }
 }
 
@@ -155,7 +175,4 @@ impl Worker {
 const ENGINE_NAME: &str = "engine-name";
 const APP_ID: &str = "app-id";
 
-/// Short form of a digest, for messages.
-pub fn short(digest: &Digest) -> &str {
-    digest.as_str().get(..12).unwrap_or(digest.as_str())
-}
+

@@ -67,6 +67,10 @@ impl Worker {
         };
         let log: Vec<(SnapshotId, i64)> =
             facts.snapshot_log.iter().map(|entry| (entry.snapshot_id, entry.timestamp_ms)).collect();
+        let mut receipts: HashMap<SnapshotId, Vec<SnapshotId>> = HashMap::new();
+        for (pinned, landed) in self.ledger.published_before(&lane.uuid, &lane.target).await? {
+            receipts.entry(pinned).or_default().push(landed);
+        }
         let mut sides: HashMap<Option<SnapshotId>, Arc<TargetSide>> = HashMap::new();
         let largest = policy.classes.iter().map(|c| c.batch_size).max().unwrap_or(1);
         let window = largest.max(mergeberg_kernel::policy::DEFAULT_BATCH_SIZE) * WINDOW_BATCHES;
@@ -102,7 +106,9 @@ impl Worker {
                 source_now: source_now(&table, row),
                 base,
                 pinned_on_target,
-                rolled_back: self.is_rolled_back(row, &line).await?,
+                rolled_back: receipts
+                    .get(&row.pinned)
+                    .is_some_and(|landed| !landed.iter().any(|id| line.contains(*id))),
                 structure: StructureStanding::Accepted,
                 units: Ok(Vec::new()),
                 broken: None,
@@ -224,10 +230,6 @@ impl Worker {
         Ok(SourceChange { change, proof, parent_files, filter, reads_target })
     }
 
-    async fn is_rolled_back(&self, row: &RequestRow, line: &Line) -> Result<bool, WorkerError> {
-        let receipts = self.ledger.receipts_of_source(&row.table_uuid, &row.target, row.pinned).await?;
-        Ok(!receipts.is_empty() && !receipts.iter().any(|candidate| line.contains(*candidate)))
-    }
 }
 
 /// The class that the request was enqueued under; the shipped default when the policy lost it.

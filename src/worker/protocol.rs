@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mergeberg_kernel::admission::{Car, CarAction, TargetPlan, Verdict, plan_train};
+use mergeberg_kernel::admission::{Car, TargetPlan, Verdict, plan_train};
 use mergeberg_kernel::classify::Witness;
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::facts::{RefFact, RefKind};
@@ -250,14 +250,13 @@ impl Worker {
         candidates: &Candidates,
     ) -> Result<(), WorkerError> {
         let row = TrainRow {
-            id: train.clone(),
+            train: train.clone(),
             table_uuid: gathered.lane.uuid.clone(),
-            table: gathered.lane.table.clone(),
             target: gathered.lane.target.clone(),
             temp_ref: fence.clone(),
             planned_head: gathered.head,
             tail: candidates.tail,
-            candidates: candidates.snapshots.iter().map(|s| s.id).collect(),
+            candidates: candidates.cars.iter().flat_map(|c| c.candidates.iter().copied()).collect(),
             status: TrainStatus::Staging,
             at_ms: self.now_ms(),
         };
@@ -308,7 +307,7 @@ impl Worker {
         let outcome = self.catalog.commit(&gathered.table, &requirements, updates).await;
         let why = match outcome {
             CommitOutcome::Landed(table) => {
-                self.ledger.set_train_status(epoch, train, TrainStatus::Staged, self.now_ms()).await?;
+                self.ledger.set_train_status(epoch, train, TrainStatus::Staged).await?;
                 let changes: Vec<Change> = candidates
                     .cars
                     .iter()
@@ -340,12 +339,12 @@ impl Worker {
                 return Ok(None);
             }
             CommitOutcome::Refused(error) => {
-                self.ledger.set_train_status(epoch, train, TrainStatus::Dropped, self.now_ms()).await?;
+                self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
                 self.requeue(epoch, requests_of(candidates), &error.to_string()).await?;
                 return Err(error.into());
             }
         };
-        self.ledger.set_train_status(epoch, train, TrainStatus::Dropped, self.now_ms()).await?;
+        self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
         self.requeue(epoch, requests_of(candidates), &why).await?;
         self.delete_written(&gathered.lane, candidates).await;
         Ok(None)
@@ -435,12 +434,9 @@ impl Worker {
                 .map(|car| IntentCar {
                     request: car.car.request,
                     candidates: car.candidates.clone(),
-                    source: car.car.source.clone(),
-                    pinned: car.car.pinned,
-                    drop_source: car.car.drop_source,
+                    drop_source: car.car.drop_source.then(|| car.car.source.clone()),
                 })
                 .collect(),
-            epoch,
             required,
         };
         self.ledger.write_intent(epoch, &intent, self.now_ms()).await?;
@@ -499,12 +495,12 @@ impl Worker {
                 }
                 // Somebody removed the fence, or nobody knows: only the catalog's state decides.
                 CommitOutcome::Fenced => {
-                    return self.settle_one(epoch, &intent.row()).await.map(|p| p.landed);
+                    return self.settle_one(epoch, &intent).await.map(|p| p.landed);
                 }
                 CommitOutcome::Unknown(what) => {
                     tracing::warn!(train = %train, "landing has no known outcome: {what}");
                     self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
-                    return self.settle_one(epoch, &intent.row()).await.map(|p| p.landed);
+                    return self.settle_one(epoch, &intent).await.map(|p| p.landed);
                 }
             }
         }
@@ -522,9 +518,9 @@ impl Worker {
         let on_target = head.is_some_and(|head| table.facts.snapshots.is_ancestor(intent.tail, head));
         if !on_target {
             self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
-            return self.settle_one(epoch, &intent.row()).await.map(|p| p.landed);
+            return self.settle_one(epoch, intent).await.map(|p| p.landed);
         }
-        self.ledger.settle_landed(epoch, &intent.id, self.now_ms()).await?;
+        self.ledger.settle_landed(epoch, &intent.id, self.now_ms(), &landed_of(intent)).await?;
         reached(Step::ReceiptWritten);
         for car in &intent.cars {
             tracing::info!(request = %car.request, table = %intent.table, target = %intent.target,
@@ -543,7 +539,7 @@ impl Worker {
         why: &str,
     ) -> Result<usize, WorkerError> {
         tracing::info!(train = %intent.train, "not landed: {why}");
-        let progress = self.settle_one(epoch, &intent.row()).await?;
+        let progress = self.settle_one(epoch, intent).await?;
         if progress.landed == 0 {
             self.delete_written(&gathered.lane, candidates).await;
         }
@@ -583,6 +579,15 @@ pub(super) fn waits_for_operator(row: &crate::ledger::RequestRow) -> bool {
     row.state == RequestState::Held(ReasonCode::CheckCouldNotRun)
         && row.detail.as_ref().and_then(|d| d.get(TRIES)).and_then(Value::as_u64).unwrap_or_default()
             >= MAX_CHECK_TRIES
+}
+
+/// Each request with the snapshot that publishes it.
+pub(super) fn landed_of(intent: &Intent) -> Vec<(RequestId, SnapshotId)> {
+    intent
+        .cars
+        .iter()
+        .filter_map(|car| car.candidates.last().map(|tail| (car.request, *tail)))
+        .collect()
 }
 
 fn requests_of(candidates: &Candidates) -> impl Iterator<Item = RequestId> {
@@ -668,9 +673,4 @@ fn landing(
         }
     }
     (requirements, updates)
-}
-
-/// Fast-forwarded snapshots are the branch's own: a dropped train leaves them alone.
-pub(super) fn is_fast_forward(car: &Car) -> bool {
-    car.action == CarAction::FastForward
 }

@@ -128,12 +128,8 @@ impl Worker {
     pub async fn tick(&self, epoch: Epoch) -> Result<Progress, WorkerError> {
         let policies = self.policies.read()?;
         let mut lanes: BTreeMap<TableName, Vec<Lane>> = BTreeMap::new();
-        for lane in self.ledger.open_tables().await? {
-            lanes.entry(lane.table.clone()).or_default().push(Lane {
-                table: lane.table,
-                uuid: lane.table_uuid,
-                target: lane.target,
-            });
+        for (table, uuid, target) in self.ledger.open_tables().await? {
+            lanes.entry(table.clone()).or_default().push(Lane { table, uuid, target });
         }
         let mut progress = Progress::default();
         let mut failed = None;
@@ -194,7 +190,7 @@ impl Worker {
                 .all_waiting(epoch, lane, RequestEvent::Refuse(ReasonCode::TargetNotFound), &text)
                 .await;
         }
-        let structures = self.structures(lane, &table).await?;
+        let structures = self.structures(lane, &table, &policy.digest()).await?;
         let waiting: Vec<RequestRow> = self
             .ledger
             .waiting(&lane.uuid, &lane.target)
@@ -205,7 +201,15 @@ impl Worker {
         if waiting.is_empty() {
             return Ok(Progress::default());
         }
-        let gathered = self.gather(lane, table, Arc::clone(policy), waiting, &structures).await?;
+        let gathered = match self.gather(lane, table, Arc::clone(policy), waiting, &structures).await {
+            Ok(gathered) => gathered,
+            Err(WorkerError::Table(error)) if error.is_own_fault() => {
+                // The target's own history cannot be read: nobody's request is at fault.
+                let event = RequestEvent::Hold(ReasonCode::TableUnreadable);
+                return self.all_waiting(epoch, lane, event, &error.to_string()).await;
+            }
+            Err(error) => return Err(error),
+        };
         self.run_train(epoch, gathered).await
     }
 

@@ -12,9 +12,9 @@ use mergeberg_kernel::state::RequestState;
 
 use super::context::{Lane, Worker, temporary_prefix};
 use super::error::WorkerError;
-use super::protocol::Progress;
-use super::stage::Candidates;
-use crate::ledger::{IntentRow, TrainStatus};
+use super::protocol::{Progress, landed_of};
+use super::stage::{Candidates, REQUEST_KEY};
+use crate::ledger::{Intent, TrainStatus};
 use crate::table::catalog::CommitOutcome;
 use crate::table::cleanup::delete_files;
 use crate::table::loaded::LoadedTable;
@@ -36,25 +36,24 @@ impl Worker {
     /// Settles every open intent of a lane, then sweeps what its dead trains left. `false`: an outcome is
     /// still unknown and nothing of this lane may land.
     pub(super) async fn settle_lane(&self, epoch: Epoch, lane: &Lane) -> Result<bool, WorkerError> {
-        for intent in self.ledger.open_intents().await? {
-            if intent.table_uuid != lane.uuid || intent.target != lane.target {
-                continue;
+        for landing in self.ledger.open_intents().await? {
+            if landing.intent.table_uuid == lane.uuid && landing.intent.target == lane.target {
+                self.settle_one(epoch, &landing.intent).await?;
             }
-            self.settle_one(epoch, &intent).await?;
         }
         let open = self.ledger.open_intents().await?;
-        if open.iter().any(|i| i.table_uuid == lane.uuid && i.target == lane.target) {
+        if open.iter().any(|l| l.intent.table_uuid == lane.uuid && l.intent.target == lane.target) {
             return Ok(false);
         }
         self.sweep(epoch, lane).await?;
         Ok(true)
     }
 
-    pub(super) async fn settle_one(&self, epoch: Epoch, intent: &IntentRow) -> Result<Progress, WorkerError> {
+    pub(super) async fn settle_one(&self, epoch: Epoch, intent: &Intent) -> Result<Progress, WorkerError> {
         let finding = self.find_out(intent).await?;
         match finding {
             Finding::Landed | Finding::RolledBack => {
-                self.ledger.settle_landed(epoch, &intent.id, self.now_ms()).await?;
+                self.ledger.settle_landed(epoch, &intent.id, self.now_ms(), &landed_of(intent)).await?;
                 if finding == Finding::RolledBack {
                     tracing::warn!(intent = %intent.id, "landed, and rolled back afterwards");
                 }
@@ -62,7 +61,7 @@ impl Worker {
             }
             Finding::NotLanded => {
                 self.ledger
-                    .settle_not_landed(epoch, &intent.id, "the landing was not applied", self.now_ms())
+                    .settle_not_landed(epoch, &intent.id, self.now_ms(), "the landing was not applied")
                     .await?;
                 Ok(Progress { landed: 0, changed: true })
             }
@@ -77,7 +76,7 @@ impl Worker {
         }
     }
 
-    async fn find_out(&self, intent: &IntentRow) -> Result<Finding, WorkerError> {
+    async fn find_out(&self, intent: &Intent) -> Result<Finding, WorkerError> {
         let mut tries = 0;
         loop {
             let table = self.catalog.load(&intent.table).await?;
@@ -125,7 +124,7 @@ impl Worker {
     ) -> Result<(), WorkerError> {
         let own: Vec<SnapshotId> = candidates.snapshots.iter().map(|s| s.id).collect();
         if self.remove_staged(lane, fence, Some(candidates.tail), &own).await? {
-            self.ledger.set_train_status(epoch, train, TrainStatus::Dropped, self.now_ms()).await?;
+            self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
             self.delete_written(lane, candidates).await;
         }
         Ok(())
@@ -150,7 +149,11 @@ impl Worker {
             let removable: Vec<SnapshotId> = own
                 .iter()
                 .copied()
-                .filter(|id| facts.snapshots.contains(*id) && !reachable.contains(id))
+                .filter(|id| !reachable.contains(id))
+                // Only what we made: a fast-forwarded snapshot is the branch's own.
+                .filter(|id| {
+                    facts.snapshots.get(*id).is_some_and(|s| s.summary.contains_key(REQUEST_KEY))
+                })
                 .collect();
             if at.is_none() && removable.is_empty() {
                 return Ok(true);
@@ -204,16 +207,16 @@ impl Worker {
 
     /// What trains of a dead worker left: their requests go back to the queue, their branches go (rule R7).
     async fn sweep(&self, epoch: Epoch, lane: &Lane) -> Result<(), WorkerError> {
-        let trains = self.ledger.unfinished_trains(&lane.uuid, &lane.target).await?;
-        for train in trains {
+        let trains = self.ledger.unfinished_trains(&lane.uuid).await?;
+        for train in trains.into_iter().filter(|t| t.target == lane.target) {
             let gone = self.remove_staged(lane, &train.temp_ref, Some(train.tail), &train.candidates).await?;
             if gone {
-                self.ledger.set_train_status(epoch, &train.id, TrainStatus::Dropped, self.now_ms()).await?;
+                self.ledger.set_train_status(epoch, &train.train, TrainStatus::Dropped).await?;
             }
         }
         let stuck: Vec<_> = self
             .ledger
-            .open_requests(&lane.uuid, &lane.target)
+            .unfinished(&lane.uuid, &lane.target)
             .await?
             .into_iter()
             .filter(|row| {
@@ -229,7 +232,7 @@ impl Worker {
 }
 
 /// Rule L4, by c_n alone.
-fn read_outcome(table: &LoadedTable, intent: &IntentRow) -> Finding {
+fn read_outcome(table: &LoadedTable, intent: &Intent) -> Finding {
     let facts = &table.facts;
     let head = facts.head(&intent.target);
     if let Some(head) = head {

@@ -5,25 +5,26 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use mergeberg_kernel::admission::StructureStanding;
 use mergeberg_kernel::change::ChangeSet;
-use mergeberg_kernel::ids::{SchemaId, SnapshotId, SpecId};
+use mergeberg_kernel::ids::{Digest, Principal, SchemaId, SnapshotId, SpecId};
 use mergeberg_kernel::lineage::Line;
 use mergeberg_kernel::structure::{StructureChange, StructureId, structure_changes, unreadable_as};
 
 use super::context::{Lane, Worker};
 use super::error::WorkerError;
-use crate::ledger::{NewReview, ReviewState};
+use crate::ledger::{NewReview, ReviewFilter, ReviewWord};
 use crate::table::loaded::LoadedTable;
 
 /// Who accepted the structure that the queue found at first sight.
 pub const FIRST_SIGHT: &str = "first-sight";
 
 /// The accepted structures of a table, and the decisions on others.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Structures {
     accepted: Vec<StructureId>,
     /// Accepted by a review: a barrier until something under it is on the target.
     reviewed: HashSet<SchemaId>,
-    decided: BTreeMap<StructureId, ReviewState>,
+    policy: Digest,
+    decided: BTreeMap<StructureId, ReviewWord>,
 }
 
 impl Worker {
@@ -33,27 +34,31 @@ impl Worker {
         &self,
         lane: &Lane,
         table: &LoadedTable,
+        policy: &Digest,
     ) -> Result<Structures, WorkerError> {
         let facts = &table.facts;
         let current = facts.structure();
         let mut rows = self.ledger.accepted(&lane.uuid).await?;
         if rows.is_empty() {
-            self.ledger.accept(&lane.uuid, current, FIRST_SIGHT, self.now_ms()).await?;
+            let by = Principal::new(FIRST_SIGHT);
+            self.ledger.accept(&lane.uuid, current, &by, self.now_ms()).await?;
             rows = self.ledger.accepted(&lane.uuid).await?;
         }
         let accepted: Vec<StructureId> = rows.iter().map(|row| row.structure).collect();
         if !accepted.contains(&current) {
-            self.open_review(lane, table, &accepted, current).await?;
+            self.open_review(lane, table, &accepted, current, policy).await?;
         }
-        let reviews = self.ledger.reviews_of(&lane.uuid).await?;
+        let filter = ReviewFilter { table_uuid: Some(lane.uuid.clone()), ..ReviewFilter::default() };
+        let reviews = self.ledger.reviews(&filter).await?;
         Ok(Structures {
             accepted,
             reviewed: rows
                 .iter()
-                .filter(|row| row.by != FIRST_SIGHT)
+                .filter(|row| row.by.as_str() != FIRST_SIGHT)
                 .map(|row| row.structure.schema_id)
                 .collect(),
-            decided: reviews.into_iter().map(|row| (row.structure, row.state)).collect(),
+            policy: policy.clone(),
+            decided: reviews.into_iter().map(|row| (row.structure, row.state.word())).collect(),
         })
     }
 
@@ -63,6 +68,7 @@ impl Worker {
         table: &LoadedTable,
         accepted: &[StructureId],
         structure: StructureId,
+        policy: &Digest,
     ) -> Result<(), WorkerError> {
         let Some(before) = accepted.last() else { return Ok(()) };
         let changes: Vec<StructureChange> = structure_changes(&table.facts, *before, structure);
@@ -72,8 +78,9 @@ impl Worker {
                     table_uuid: lane.uuid.clone(),
                     table: lane.table.clone(),
                     structure,
-                    accepted: *before,
+                    binding: binding(&changes),
                     changes,
+                    policy: policy.clone(),
                 },
                 self.now_ms(),
             )
@@ -130,16 +137,21 @@ impl Worker {
         structure: StructureId,
     ) -> Result<StructureStanding, WorkerError> {
         match structures.decided.get(&structure) {
-            Some(ReviewState::Rejected) => Ok(StructureStanding::Rejected),
-            Some(ReviewState::Approved | ReviewState::Open | ReviewState::Lapsed) => {
+            Some(ReviewWord::Rejected) => Ok(StructureStanding::Rejected),
+            Some(ReviewWord::Approved | ReviewWord::Open | ReviewWord::Lapsed) => {
                 Ok(StructureStanding::InReview)
             }
             None => {
-                self.open_review(lane, table, &structures.accepted, structure).await?;
+                self.open_review(lane, table, &structures.accepted, structure, &structures.policy).await?;
                 Ok(StructureStanding::InReview)
             }
         }
     }
+}
+
+/// What an approval is given for: the account of the change, field by field.
+fn binding(changes: &[StructureChange]) -> Digest {
+    Digest::of(changes.iter().map(|change| change.text.as_str()))
 }
 
 fn landed_under(table: &LoadedTable, schema_id: SchemaId, line: &[SnapshotId]) -> bool {
