@@ -15,3 +15,4 @@ pub mod reason;
 pub mod record;
 pub mod state;
 pub mod structure;
+pub mod summary;
