@@ -101,13 +101,20 @@ pub struct Waiting {
     pub waited_ms: i64,
 }
 
+/// Requests that ended without publishing for one reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Failures {
+    pub reason: ReasonCode,
+    pub requests: u64,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DayFigures {
     pub all: GroupFigures,
     /// By class name.
     pub classes: BTreeMap<String, GroupFigures>,
-    /// Requests that ended without publishing, by reason; the most frequent first.
-    pub failures: Vec<(ReasonCode, u64)>,
+    /// The most frequent first.
+    pub failures: Vec<Failures>,
     pub maintenance: u64,
     pub bypasses: u64,
     pub open: u64,
@@ -124,8 +131,9 @@ pub fn day_figures(rows: &DayRows, now_ms: i64) -> DayFigures {
             *failures.entry(reason).or_default() += 1;
         }
     }
-    let mut failures: Vec<(ReasonCode, u64)> = failures.into_iter().collect();
-    failures.sort_by(|(code_a, a), (code_b, b)| b.cmp(a).then(code_a.code().cmp(code_b.code())));
+    let mut failures: Vec<Failures> =
+        failures.into_iter().map(|(reason, requests)| Failures { reason, requests }).collect();
+    failures.sort_by_key(|f| (std::cmp::Reverse(f.requests), f.reason.code()));
 
     let oldest = rows.open.iter().min_by_key(|row| (row.enqueued_ms, row.request));
     DayFigures {
