@@ -39,7 +39,7 @@ pub struct LogEntry {
 }
 
 /// Everything that decisions need of a table's metadata.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableFacts {
     pub name: TableName,
     pub uuid: TableUuid,

@@ -2,5 +2,9 @@
 //! Nothing above it knows metadata files.
 
 pub mod catalog;
+pub mod create;
 pub mod document;
+pub mod facts_of;
 pub mod loaded;
+mod metadata_file;
+pub mod sql_catalog;
