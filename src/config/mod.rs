@@ -8,6 +8,7 @@
 //! Absent on purpose: secrets (none are needed for a local SQL catalog) and anything about single tables,
 //! which is policy.
 
+mod against_table;
 mod policies;
 mod toml_text;
 
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 use mergeberg_kernel::policy::Duration;
 use serde::Deserialize;
 
+pub use against_table::{KnownTables, PolicyProblem, compare, tables_of};
 pub use policies::{PolicyFolder, PolicySet};
 
 use crate::near::nearest;
@@ -95,7 +97,7 @@ impl ConfigError {
                 }
             }
             Self::NoDefaultCatalog { known } => format!(
-                "write default-catalog = \"{}\" at the top of the file, or name one with --catalog",
+                "write default-catalog = \"{}\" at the top of the file",
                 known.first().map_or("NAME", String::as_str)
             ),
             Self::NoPoliciesFolder(path) => format!(
