@@ -10,6 +10,7 @@ pub mod loaded;
 mod manifest_cache;
 mod manifest_codec;
 mod manifest_merge;
+mod manifest_rewrite;
 pub mod manifests;
 mod partition_values;
 mod row_shape;
