@@ -206,7 +206,8 @@ impl SnapshotWriter {
         }
     }
 
-    /// Writes one snapshot on the head and moves the head to it. When it fails, the head stays.
+    /// Writes one snapshot on the head and moves the head to it. When it fails, the head stays. A train is
+    /// better given to [`Self::add_all`] as a whole: two writes that wait for the disk are what a car costs.
     pub async fn add(&mut self, change: SnapshotChange) -> Result<NewSnapshot, TableError> {
         self.add_all(vec![change])
             .await?
@@ -398,7 +399,8 @@ fn metadata_path(facts: &TableFacts) -> String {
     }
 }
 
-/// A snapshot id that the table does not have: positive, from `random`.
+/// A snapshot id that the table does not have: positive, from `random`. Cars that are not committed are not
+/// known here; the writer refuses an id that its own chain has.
 pub fn new_snapshot_id(facts: &TableFacts, mut random: impl FnMut() -> u64) -> SnapshotId {
     // Clearing the sign bit leaves 63 bits, as Java does.
     let mut draw = || SnapshotId((random() & (u64::MAX >> 1)).cast_signed());

@@ -292,6 +292,36 @@ async fn rule_l9_manifests_are_merged_at_the_tables_thresholds() {
 }
 
 #[tokio::test]
+async fn rule_d8_a_merge_drops_older_removals_and_keeps_its_own() {
+    let mut test = TestTable::with_properties(&MERGE_AT_THREE);
+    let store = store();
+    let files = test.files(&[(1, "UA"), (2, "AA"), (3, "DL")]).await;
+    let aa = files[0].fact.path.clone();
+    let late = test.files(&[(4, "UA")]).await;
+    let late_path = late[0].fact.path.clone();
+    let mut writer = writer_on(&store, &test).await;
+    let mut snapshots = vec![writer.add(append(1, files)).await.unwrap()];
+    snapshots.push(writer.add(delete(2, [&aa])).await.unwrap());
+    snapshots.push(writer.add(append(3, late)).await.unwrap());
+    // Removes a file of another manifest, so only the merge meets the older removal.
+    let mut overwrite = append(4, test.files(&[(5, "DL")]).await);
+    overwrite.label = "overwrite".to_owned();
+    overwrite.remove = [late_path.clone()].into();
+    snapshots.push(writer.add(overwrite).await.unwrap());
+    let merged = data_manifests(&test, &snapshots[3].manifest_list);
+    assert_eq!(merged.len(), 1);
+    let entries = test.entries_on_disk(&merged[0]);
+    assert!(entries.iter().all(|e| e.file_path() != &*aa));
+    let change = store.changes(&test.table, &fact_of_new(&snapshots[3])).await.unwrap();
+    assert_eq!(change.removed.iter().map(|f| f.path.clone()).collect::<Vec<_>>(), [late_path]);
+    assert_eq!(change.added.len(), 1);
+    test.commit("main", &snapshots);
+    assert_eq!(test.ids(SnapshotId(4)).await, [1, 3, 5]);
+    let written = writer.written_files();
+    assert_eq!(test.metadata_files().len(), written.manifests.len() + written.manifest_lists.len());
+}
+
+#[tokio::test]
 async fn rule_l9_merging_can_be_switched_off() {
     let test = TestTable::with_properties(&[
         ("commit.manifest-merge.enabled", "false"),
