@@ -17,7 +17,7 @@ async fn rule_r8_files_of_a_dropped_candidate_are_deleted() {
     let data_file = files[0].fact.path.clone();
     let mut writer = SnapshotWriter::on(&store, &test.table, Some(&test.head("main"))).await.unwrap();
     writer.add(append(2, files)).await.unwrap();
-    let written = WrittenFiles { data_files: vec![data_file.clone()], ..writer.written_files().clone() };
+    let written = WrittenFiles { data_files: vec![data_file.clone()], ..writer.written_files() };
     assert_eq!((written.manifests.len(), written.manifest_lists.len()), (1, 1));
     let deleted = delete_files(&store, &test.table, &written).await.unwrap();
     assert_eq!(deleted, Deleted { deleted: 3, failed: vec![] });
@@ -37,7 +37,7 @@ async fn rule_r8_nothing_is_deleted_that_a_snapshot_names() {
     let second = writer.add(append(2, test.files(&[(2, "UA")]).await)).await.unwrap();
     test.commit("staging", &[first, second]);
     let before = test.metadata_files();
-    let written = writer.written_files().clone();
+    let written = writer.written_files();
 
     // The snapshot itself is there; then only a snapshot that names its manifest; then only its file.
     let by_manifest = WrittenFiles { snapshots: vec![], manifest_lists: vec![], ..written.clone() };
@@ -57,7 +57,7 @@ async fn rule_r8_with_gc_disabled_nothing_is_deleted() {
     let mut writer = SnapshotWriter::on(&store, &test.table, None).await.unwrap();
     writer.add(append(1, test.files(&[(1, "UA")]).await)).await.unwrap();
     let before = test.metadata_files();
-    let deleted = delete_files(&store, &test.table, writer.written_files()).await.unwrap();
+    let deleted = delete_files(&store, &test.table, &writer.written_files()).await.unwrap();
     assert_eq!((deleted.deleted, test.metadata_files()), (0, before));
 }
 

@@ -22,8 +22,9 @@ pub enum TableError {
     Io { path: String, message: String },
     /// A file to remove is not live in the snapshot built upon.
     #[error(
-        "snapshot {snapshot} cannot be written: {path} is not live on its parent (and {more} more); \
-         plan the change again on the current head"
+        "snapshot {snapshot} cannot be written: {path}{} not live on its parent; plan the change again on \
+         the current head",
+        and_more(*.more)
     )]
     NotLive { snapshot: SnapshotId, path: String, more: usize },
     /// Each path is live once (rule D6).
@@ -106,4 +107,9 @@ impl TableError {
             Self::Internal(format!("the work on {path} was cancelled"))
         }
     }
+}
+
+/// Subject and verb after the first of several paths.
+fn and_more(more: usize) -> String {
+    if more == 0 { " is".to_owned() } else { format!(" and {more} more are") }
 }

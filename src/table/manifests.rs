@@ -5,7 +5,7 @@
 //!
 //! Cost: [`ManifestStore::changes`] opens only the manifests that the snapshot itself wrote;
 //! [`ManifestStore::live_files`] opens the manifests whose partition summaries do not exclude the scope.
-//! Absent on purpose: encrypted manifests (rule L7) and format v1 lists of optional counts.
+//! Absent on purpose: encrypted manifests (rule L7), refused by name.
 
 use std::collections::HashSet;
 use std::sync::Arc;

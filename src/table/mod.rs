@@ -12,6 +12,7 @@ pub mod loaded;
 mod manifest_cache;
 mod manifest_codec;
 mod manifest_merge;
+mod manifest_rewrite;
 pub mod manifests;
 mod metadata_file;
 mod partition_values;

@@ -12,34 +12,30 @@
 //! Absent on purpose: row-level delete files (refused above, carried unchanged here), format v1 (the
 //! metadata loses its refs) and format v3 (row ids, rule N2).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
-use iceberg::spec::{
-    DataFile, FormatVersion, ManifestContentType, ManifestFile, ManifestListWriter, ManifestStatus,
-};
+use iceberg::spec::{DataFile, FormatVersion, ManifestContentType, ManifestListWriter, ManifestStatus};
 use mergeberg_kernel::change::FileFact;
 use mergeberg_kernel::commit::NewSnapshot;
 use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{SchemaId, SnapshotId, SpecId};
 use mergeberg_kernel::lineage::SnapshotFact;
 use tokio::runtime::Handle;
-use uuid::Uuid;
 
 use super::cleanup::WrittenFiles;
 use super::data_files::NewDataFile;
 use super::error::TableError;
 use super::loaded::LoadedTable;
-use super::manifest_codec::{self, DecodedManifest, Entry, ManifestPlan};
-use super::manifest_merge::{self, MergeSettings, MergeStep};
+use super::manifest_codec::Entry;
+use super::manifest_merge::MergeSettings;
+use super::manifest_rewrite::{Author, ManifestMaker};
 use super::manifests::{LiveFile, ManifestFiles, ManifestStore, TableAccess, has_live_files};
 use super::snapshot_summary;
 
-/// Files written at the same time.
+/// Manifest lists written at the same time.
 const PARALLEL_WRITES: usize = 8;
-/// Manifests searched at the same time for files to remove.
-const PARALLEL_SEARCHES: usize = 8;
 /// A new manifest holds at most this many files; more go into further ones, encoded in parallel.
 const MAX_FILES_PER_MANIFEST: usize = 5_000;
 /// Draws before a free snapshot id is counted up to.
@@ -105,16 +101,13 @@ struct Head {
 
 /// A running head of a chain of candidates that are not committed.
 pub struct SnapshotWriter {
-    store: ManifestStore,
-    access: TableAccess,
-    metadata_path: String,
-    merging: MergeSettings,
-    run: Uuid,
-    manifests_named: usize,
+    maker: ManifestMaker,
     head: Head,
     /// Paths that may not be added (rule D6).
     taken: HashSet<Arc<str>>,
-    written: WrittenFiles,
+    first_sequence_number: i64,
+    snapshots: Vec<SnapshotId>,
+    lists: Vec<String>,
 }
 
 /// One change on its way to a manifest list.
@@ -124,6 +117,12 @@ struct Car {
     timestamp_ms: i64,
     /// Manifests of the added files.
     new: ManifestFiles,
+}
+
+impl Car {
+    fn author(&self) -> Author {
+        Author { snapshot: self.change.id, sequence_number: self.sequence_number }
+    }
 }
 
 /// A manifest list to be written.
@@ -175,17 +174,13 @@ impl SnapshotWriter {
             deletes,
             summary: parent.map(|p| p.summary.clone()),
         };
-        let written = WrittenFiles { first_sequence_number: head.sequence_number + 1, ..Default::default() };
         Ok(Self {
-            store: store.clone(),
-            access,
-            metadata_path: metadata_path(facts),
-            merging: MergeSettings::of(facts),
-            run: Uuid::new_v4(),
-            manifests_named: 0,
+            first_sequence_number: head.sequence_number + 1,
+            maker: ManifestMaker::new(store.clone(), access, metadata_path(facts), MergeSettings::of(facts)),
             head,
             taken: HashSet::new(),
-            written,
+            snapshots: Vec::new(),
+            lists: Vec::new(),
         })
     }
 
@@ -201,11 +196,18 @@ impl SnapshotWriter {
     }
 
     /// Everything that this writer has written and not deleted itself, also by calls that failed.
-    pub fn written_files(&self) -> &WrittenFiles {
-        &self.written
+    pub fn written_files(&self) -> WrittenFiles {
+        WrittenFiles {
+            first_sequence_number: self.first_sequence_number,
+            snapshots: self.snapshots.clone(),
+            manifest_lists: self.lists.clone(),
+            manifests: self.maker.written.clone(),
+            data_files: Vec::new(),
+        }
     }
 
-    /// Writes one snapshot on the head and moves the head to it. When it fails, the head stays.
+    /// Writes one snapshot on the head and moves the head to it. When it fails, the head stays. A train is
+    /// better given to [`Self::add_all`] as a whole: two writes that wait for the disk are what a car costs.
     pub async fn add(&mut self, change: SnapshotChange) -> Result<NewSnapshot, TableError> {
         self.add_all(vec![change])
             .await?
@@ -242,9 +244,9 @@ impl SnapshotWriter {
             snapshots.push(snapshot);
             lists.push(list);
         }
-        self.written.manifest_lists.extend(lists.iter().map(|list| list.path.clone()));
-        self.written.snapshots.extend(lists.iter().map(|list| list.snapshot));
-        let (store, access) = (&self.store, &self.access);
+        self.lists.extend(lists.iter().map(|list| list.path.clone()));
+        self.snapshots.extend(lists.iter().map(|list| list.snapshot));
+        let (store, access) = (&self.maker.store, &self.maker.access);
         let writes = lists.into_iter().map(|list| write_list(store, access, list));
         stream::iter(writes).buffered(PARALLEL_WRITES).try_collect::<Vec<()>>().await?;
         Ok(snapshots)
@@ -259,8 +261,8 @@ impl SnapshotWriter {
         let mut cars: Vec<Car> = Vec::with_capacity(changes.len());
         let (mut last_sequence, mut last_ms) = (self.head.sequence_number, self.head.timestamp_ms);
         for change in changes {
-            let known = self.access.metadata.snapshot_by_id(change.id.0).is_some()
-                || self.written.snapshots.contains(&change.id)
+            let known = self.maker.access.metadata.snapshot_by_id(change.id.0).is_some()
+                || self.snapshots.contains(&change.id)
                 || cars.iter().any(|car| car.change.id == change.id);
             check(&change, known)?;
             for path in change.add.iter().map(|file| &file.fact.path) {
@@ -306,18 +308,12 @@ impl SnapshotWriter {
             }
             for (spec_id, entries) in by_spec {
                 for chunk in entries.chunks(MAX_FILES_PER_MANIFEST) {
-                    plans.push(self.plan(
-                        car.change.id,
-                        car.sequence_number,
-                        spec_id,
-                        chunk.to_vec(),
-                        None,
-                    )?);
+                    plans.push(self.maker.plan(car.author(), spec_id, chunk.to_vec(), None)?);
                     owners.push(at);
                 }
             }
         }
-        let manifests = self.write_manifests(plans).await?;
+        let manifests = self.maker.write(plans).await?;
         for (at, manifest) in owners.into_iter().zip(manifests) {
             if let Some(car) = cars.get_mut(at) {
                 car.new.push(manifest);
@@ -328,17 +324,18 @@ impl SnapshotWriter {
 
     /// Joins a car to the chain: rewrites what it removes, merges, and moves the head.
     async fn couple(&mut self, car: Car) -> Result<(NewSnapshot, ListPlan), TableError> {
+        let author = car.author();
         let Car { change, sequence_number, timestamp_ms, new } = car;
-        let (filtered, removed) = self.without_removed(&change, sequence_number).await?;
+        let (filtered, removed) = self.maker.without(self.head.data.clone(), &change.remove, author).await?;
         let mut data = new;
         // As Java does: a manifest without live files stays for the snapshot that emptied it, no longer.
         data.extend(filtered.into_iter().filter(|m| has_live_files(m) || m.added_snapshot_id == change.id.0));
-        let data = self.merged(data, change.id, sequence_number).await?;
+        let data = self.maker.merged(data, author).await?;
 
         let added: Vec<FileFact> = change.add.into_iter().map(|file| file.fact).collect();
         let summary =
             snapshot_summary::summary(&change.summary, &added, &removed, self.head.summary.as_ref());
-        let path = format!("{}/snap-{}-{ATTEMPT}-{}.avro", self.metadata_path, change.id, self.run);
+        let path = format!("{}/snap-{}-{ATTEMPT}-{}.avro", self.maker.folder, change.id, self.maker.run);
         let parent = self.head.snapshot;
         let mut manifests = data.clone();
         manifests.extend(self.head.deletes.iter().cloned());
@@ -359,185 +356,6 @@ impl SnapshotWriter {
         };
         let list = ListPlan { path, snapshot: change.id, parent, sequence_number, manifests };
         Ok((snapshot, list))
-    }
-
-    /// The head's data manifests without the files that `change` removes, and those files.
-    async fn without_removed(
-        &mut self,
-        change: &SnapshotChange,
-        sequence_number: i64,
-    ) -> Result<(ManifestFiles, Vec<FileFact>), TableError> {
-        let mut manifests = self.head.data.clone();
-        if change.remove.is_empty() {
-            return Ok((manifests, Vec::new()));
-        }
-        let holders = self.find(change, &manifests).await?;
-        let mut removed = Vec::new();
-        let mut plans = Vec::with_capacity(holders.len());
-        for (_, manifest) in &holders {
-            let mut entries = Vec::with_capacity(manifest.entries.len());
-            // Rule D8: entries that are DELETED already are left out, or their rows come back.
-            for entry in manifest.entries.iter().filter(|entry| entry.is_live()) {
-                let mut entry = entry.clone();
-                if change.remove.contains(&entry.fact.path) {
-                    removed.push(entry.fact.clone());
-                    entry.status = ManifestStatus::Deleted;
-                    entry.snapshot = change.id;
-                } else {
-                    entry.status = ManifestStatus::Existing;
-                }
-                entries.push(entry);
-            }
-            plans.push(self.plan(
-                change.id,
-                sequence_number,
-                manifest.spec_id,
-                entries,
-                Some(manifest.as_ref()),
-            )?);
-        }
-        let rewritten = self.write_manifests(plans).await?;
-        for ((at, _), manifest) in holders.iter().zip(rewritten) {
-            manifests[*at] = manifest;
-        }
-        Ok((manifests, removed))
-    }
-
-    /// The manifests that hold the files to remove, with their positions. What is in the cache is asked
-    /// first: usually the classification has read exactly these.
-    async fn find(
-        &self,
-        change: &SnapshotChange,
-        manifests: &[Arc<ManifestFile>],
-    ) -> Result<Vec<(usize, Arc<DecodedManifest>)>, TableError> {
-        let mut missing: HashSet<Arc<str>> = change.remove.iter().cloned().collect();
-        let mut holders: BTreeMap<usize, Arc<DecodedManifest>> = BTreeMap::new();
-        let mut look = |at: usize, manifest: Arc<DecodedManifest>, missing: &mut HashSet<Arc<str>>| {
-            let wanted = missing.len();
-            missing.retain(|path| !manifest.holds_live(path));
-            if missing.len() < wanted {
-                holders.insert(at, manifest);
-            }
-        };
-        let mut unread = Vec::new();
-        for (at, file) in manifests.iter().enumerate().filter(|(_, file)| has_live_files(file)) {
-            if missing.is_empty() {
-                break;
-            }
-            match self.store.cached_manifest(&file.manifest_path) {
-                Some(manifest) => look(at, manifest, &mut missing),
-                None => unread.push(at),
-            }
-        }
-        for positions in unread.chunks(PARALLEL_SEARCHES) {
-            if missing.is_empty() {
-                break;
-            }
-            let files: ManifestFiles = positions.iter().map(|at| manifests[*at].clone()).collect();
-            let decoded = self.store.manifests(&self.access, &files).await?;
-            for (at, manifest) in positions.iter().zip(decoded) {
-                look(*at, manifest, &mut missing);
-            }
-        }
-        if let Some(path) = missing.iter().min() {
-            return Err(TableError::NotLive {
-                snapshot: change.id,
-                path: path.to_string(),
-                more: missing.len() - 1,
-            });
-        }
-        Ok(holders.into_iter().collect())
-    }
-
-    /// Merges data manifests at the table's thresholds (rule L9).
-    async fn merged(
-        &mut self,
-        manifests: ManifestFiles,
-        snapshot: SnapshotId,
-        sequence_number: i64,
-    ) -> Result<ManifestFiles, TableError> {
-        let mut merged = Vec::with_capacity(manifests.len());
-        for step in manifest_merge::plan(&manifests, &self.merging) {
-            let bin = match step {
-                MergeStep::Keep(at) => {
-                    merged.push(manifests[at].clone());
-                    continue;
-                }
-                MergeStep::Merge(bin) => bin,
-            };
-            let files: ManifestFiles = bin.iter().map(|at| manifests[*at].clone()).collect();
-            let decoded = self.store.manifests(&self.access, &files).await?;
-            let mut entries = Vec::new();
-            for manifest in &decoded {
-                for entry in &manifest.entries {
-                    entries.extend(manifest_merge::carried_over(entry, snapshot));
-                }
-            }
-            let newest = decoded.first().map(AsRef::as_ref);
-            let spec_id = SpecId(files.first().map_or(0, |file| file.partition_spec_id));
-            // Files of one spec whose partition values differ in type (a promoted column) share no header.
-            let Ok(plan) = self.plan(snapshot, sequence_number, spec_id, entries, newest) else {
-                merged.extend(files);
-                continue;
-            };
-            merged.extend(self.write_manifests(vec![plan]).await?);
-            self.drop_superseded(&files, snapshot).await;
-        }
-        Ok(merged)
-    }
-
-    /// Deletes manifests that this snapshot wrote and that a merge has replaced: no list names them (rule
-    /// R8). One that cannot be deleted stays in [`Self::written_files`].
-    async fn drop_superseded(&mut self, files: &[Arc<ManifestFile>], snapshot: SnapshotId) {
-        for file in files.iter().filter(|file| file.added_snapshot_id == snapshot.0) {
-            if self.access.file_io.delete(&file.manifest_path).await.is_ok() {
-                self.store.forget(&file.manifest_path);
-                self.written.manifests.retain(|path| *path != file.manifest_path);
-            }
-        }
-    }
-
-    /// A manifest to write. `own` is the manifest that the entries come from, whose header fits them.
-    fn plan(
-        &mut self,
-        snapshot: SnapshotId,
-        sequence_number: i64,
-        spec_id: SpecId,
-        entries: Vec<Entry>,
-        own: Option<&DecodedManifest>,
-    ) -> Result<ManifestPlan, TableError> {
-        let invalid = |message: String| TableError::InvalidChange { snapshot, message };
-        let metadata = &self.access.metadata;
-        let spec = metadata
-            .partition_spec_by_id(spec_id.0)
-            .ok_or_else(|| invalid(format!("partition spec {spec_id} is not in the table")))?;
-        let mut by_partition = HashMap::new();
-        for entry in &entries {
-            by_partition.entry(Arc::as_ptr(&entry.fact.partition)).or_insert(entry.file.partition());
-        }
-        let tuples = by_partition.values().copied();
-        let schema = manifest_codec::header_schema(metadata, spec, own.map(|m| &m.schema), tuples)
-            .ok_or_else(|| {
-                invalid(format!("no schema of the table fits the partition values under spec {spec_id}"))
-            })?;
-        let path = format!("{}/{}-m{}.avro", self.metadata_path, self.run, self.manifests_named);
-        self.manifests_named += 1;
-        Ok(ManifestPlan { path, snapshot, sequence_number, spec: spec.clone(), schema, entries })
-    }
-
-    async fn write_manifests(&mut self, plans: Vec<ManifestPlan>) -> Result<ManifestFiles, TableError> {
-        // Noted before the write: a write that fails may have left something behind.
-        self.written.manifests.extend(plans.iter().map(|plan| plan.path.clone()));
-        let file_io = &self.access.file_io;
-        let writes = plans.into_iter().map(|plan| manifest_codec::write(file_io.clone(), plan));
-        let results: Vec<(ManifestFile, DecodedManifest)> =
-            stream::iter(writes).buffered(PARALLEL_WRITES).try_collect().await?;
-        let mut manifests = Vec::with_capacity(results.len());
-        for (file, decoded) in results {
-            self.store.keep_manifest(&file.manifest_path, decoded);
-            manifests.push(Arc::new(file));
-        }
-        Ok(manifests)
     }
 }
 
@@ -581,7 +399,8 @@ fn metadata_path(facts: &TableFacts) -> String {
     }
 }
 
-/// A snapshot id that the table does not have: positive, from `random`.
+/// A snapshot id that the table does not have: positive, from `random`. Cars that are not committed are not
+/// known here; the writer refuses an id that its own chain has.
 pub fn new_snapshot_id(facts: &TableFacts, mut random: impl FnMut() -> u64) -> SnapshotId {
     // Clearing the sign bit leaves 63 bits, as Java does.
     let mut draw = || SnapshotId((random() & (u64::MAX >> 1)).cast_signed());

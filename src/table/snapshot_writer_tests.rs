@@ -1,4 +1,6 @@
-use iceberg::spec::{NestedField, PrimitiveType, Schema, Transform, Type, UnboundPartitionSpec};
+use iceberg::spec::{
+    ManifestFile, NestedField, PrimitiveType, Schema, Transform, Type, UnboundPartitionSpec,
+};
 use mergeberg_kernel::reason::ReasonCode;
 
 use super::super::manifests::{FileScope, ManifestCounts};
@@ -78,9 +80,9 @@ async fn manifests_hold_only_what_changed_and_the_rest_is_named_again() {
     let (before, after) =
         (data_manifests(&test, &one.manifest_list), data_manifests(&test, &two.manifest_list));
     assert_eq!(after[1..], before[..]);
-    let names = format!("{}/metadata/{}", test.table.facts.location, writer.run);
+    let names = format!("{}/metadata/{}", test.table.facts.location, writer.maker.run);
     assert_eq!(after[0].manifest_path, format!("{names}-m1.avro"));
-    assert!(two.manifest_list.ends_with(&format!("/metadata/snap-2-1-{}.avro", writer.run)));
+    assert!(two.manifest_list.ends_with(&format!("/metadata/snap-2-1-{}.avro", writer.maker.run)));
     // Rule D4: a plain append has no sequence number of its own in the file.
     let entry = &test.entries_on_disk(&after[0])[0];
     assert_eq!((entry.sequence_number, entry.file_sequence_number, entry.snapshot_id), (None, None, Some(2)));
@@ -111,15 +113,14 @@ async fn rule_n1_sequence_numbers_grow_past_the_tables_last() {
 async fn rule_n3_timestamps_never_go_back() {
     let mut test = TestTable::new();
     let mut writer = writer_on(&store(), &test).await;
-    let first = writer.add(append(1, [test.pretended_file("a", "UA")])).await.unwrap();
+    let first = SnapshotChange { now_ms: NOW_MS, ..append(1, [test.pretended_file("a", "UA")]) };
+    let first = writer.add(first).await.unwrap();
     assert_eq!(first.timestamp_ms, NOW_MS);
     test.commit("main", &[first]);
     // A clock that went back: after last-updated, then after the parent.
     let mut writer = writer_on(&store(), &test).await;
     let last_updated = test.table.facts.last_updated_ms.max(NOW_MS);
-    let mut changes: Vec<_> =
-        (2..=3).map(|at| append(at, [test.pretended_file(&format!("f{at}"), "UA")])).collect();
-    changes.iter_mut().for_each(|change| change.now_ms = 5);
+    let changes = (2..=3).map(|at| append(at, [test.pretended_file(&format!("f{at}"), "UA")])).collect();
     let late = writer.add_all(changes).await.unwrap();
     assert_eq!(late.iter().map(|s| s.timestamp_ms).collect::<Vec<_>>(), [last_updated + 1, last_updated + 2]);
     test.commit("main", &late);
@@ -291,6 +292,36 @@ async fn rule_l9_manifests_are_merged_at_the_tables_thresholds() {
 }
 
 #[tokio::test]
+async fn rule_d8_a_merge_drops_older_removals_and_keeps_its_own() {
+    let mut test = TestTable::with_properties(&MERGE_AT_THREE);
+    let store = store();
+    let files = test.files(&[(1, "UA"), (2, "AA"), (3, "DL")]).await;
+    let aa = files[0].fact.path.clone();
+    let late = test.files(&[(4, "UA")]).await;
+    let late_path = late[0].fact.path.clone();
+    let mut writer = writer_on(&store, &test).await;
+    let mut snapshots = vec![writer.add(append(1, files)).await.unwrap()];
+    snapshots.push(writer.add(delete(2, [&aa])).await.unwrap());
+    snapshots.push(writer.add(append(3, late)).await.unwrap());
+    // Removes a file of another manifest, so only the merge meets the older removal.
+    let mut overwrite = append(4, test.files(&[(5, "DL")]).await);
+    overwrite.label = "overwrite".to_owned();
+    overwrite.remove = [late_path.clone()].into();
+    snapshots.push(writer.add(overwrite).await.unwrap());
+    let merged = data_manifests(&test, &snapshots[3].manifest_list);
+    assert_eq!(merged.len(), 1);
+    let entries = test.entries_on_disk(&merged[0]);
+    assert!(entries.iter().all(|e| e.file_path() != &*aa));
+    let change = store.changes(&test.table, &fact_of_new(&snapshots[3])).await.unwrap();
+    assert_eq!(change.removed.iter().map(|f| f.path.clone()).collect::<Vec<_>>(), [late_path]);
+    assert_eq!(change.added.len(), 1);
+    test.commit("main", &snapshots);
+    assert_eq!(test.ids(SnapshotId(4)).await, [1, 3, 5]);
+    let written = writer.written_files();
+    assert_eq!(test.metadata_files().len(), written.manifests.len() + written.manifest_lists.len());
+}
+
+#[tokio::test]
 async fn rule_l9_merging_can_be_switched_off() {
     let test = TestTable::with_properties(&[
         ("commit.manifest-merge.enabled", "false"),
@@ -335,7 +366,6 @@ async fn evolved_specs_have_manifests_of_their_own() {
     assert_eq!(test.head("main").summary["total-records"], "2");
 }
 
-/// The partition column of old files was an int and is a long now; a new column took no part in it.
 #[tokio::test]
 async fn manifests_of_an_older_schema_are_rewritten_under_a_header_that_fits() {
     let mut test = TestTable::new();
