@@ -5,7 +5,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use iceberg::TableCreation;
-use iceberg::spec::{FormatVersion, Schema, TableMetadataBuilder, UnboundPartitionSpec};
+use iceberg::spec::{
+    FormatVersion, NestedField, PrimitiveType, Schema, TableMetadataBuilder, Transform, Type,
+    UnboundPartitionSpec,
+};
 use mergeberg_kernel::ids::TableName;
 use uuid::Uuid;
 
@@ -15,7 +18,85 @@ use super::loaded::LoadedTable;
 use super::metadata_file::{self, Codec, MetadataFileError};
 use super::sql_catalog::{SqlCatalog, file_error, off_runtime};
 
+/// A column of a table to be: name, type as the table spec writes it (`long`, `decimal(12, 2)`), required.
+#[derive(Clone, Debug)]
+pub struct ColumnDefinition {
+    pub name: String,
+    pub type_name: String,
+    pub required: bool,
+}
+
+/// A table to be, without any type of the crate. Field ids count from 1 in the order of the columns.
+#[derive(Clone, Debug, Default)]
+pub struct TableDefinition {
+    pub columns: Vec<ColumnDefinition>,
+    /// Column and transform (`identity`, `day`, `bucket[16]`), in order.
+    pub partition: Vec<(String, String)>,
+    pub properties: HashMap<String, String>,
+}
+
+impl TableDefinition {
+    pub fn column(mut self, name: &str, type_name: &str, required: bool) -> Self {
+        self.columns.push(ColumnDefinition {
+            name: name.to_owned(),
+            type_name: type_name.to_owned(),
+            required,
+        });
+        self
+    }
+
+    pub fn partitioned_by(mut self, column: &str, transform: &str) -> Self {
+        self.partition.push((column.to_owned(), transform.to_owned()));
+        self
+    }
+
+    pub fn property(mut self, key: &str, value: &str) -> Self {
+        self.properties.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    fn schema(&self) -> Result<Schema, iceberg::Error> {
+        let mut fields = Vec::with_capacity(self.columns.len());
+        for (column, id) in self.columns.iter().zip(1_i32..) {
+            let text = serde_json::Value::from(column.type_name.clone());
+            let field_type: PrimitiveType = serde_json::from_value(text)?;
+            let name = column.name.clone();
+            fields.push(Arc::new(NestedField::new(id, name, Type::Primitive(field_type), column.required)));
+        }
+        Schema::builder().with_fields(fields).build()
+    }
+
+    fn spec(&self, schema: &Schema) -> Result<UnboundPartitionSpec, iceberg::Error> {
+        let mut builder = UnboundPartitionSpec::builder();
+        for (column, transform) in &self.partition {
+            let source = schema.field_id_by_name(column).ok_or_else(|| {
+                iceberg::Error::new(iceberg::ErrorKind::DataInvalid, format!("there is no column {column}"))
+            })?;
+            let transform: Transform = transform.parse()?;
+            let name = match transform {
+                Transform::Identity => column.clone(),
+                other => format!("{column}_{}", other.to_string().replace(['[', ']'], "")),
+            };
+            builder = builder.add_partition_field(source, name, transform)?;
+        }
+        Ok(builder.build())
+    }
+}
+
 impl SqlCatalog {
+    /// As [`Self::create_table`], from a definition without any type of the crate.
+    pub async fn define_table(
+        &self,
+        name: &TableName,
+        definition: &TableDefinition,
+    ) -> Result<Arc<LoadedTable>, CatalogError> {
+        let invalid =
+            |e: iceberg::Error| CatalogError::Refused(format!("{name} cannot be created: {e}"));
+        let schema = definition.schema().map_err(invalid)?;
+        let spec = definition.spec(&schema).map_err(invalid)?;
+        self.create_table(name, schema, spec, definition.properties.clone()).await
+    }
+
     /// Creates a namespace; one that exists stays as it is. Levels are joined by dots.
     pub async fn create_namespace(&self, namespace: &str) -> Result<(), CatalogError> {
         self.database.insert_namespace(namespace).await

@@ -1,6 +1,7 @@
 //! The only importer of iceberg: facts from metadata and manifests, the snapshot writer, catalogs.
 //! Nothing above it knows metadata files.
 
+pub mod branch_writer;
 pub mod catalog;
 pub mod cleanup;
 pub mod create;
@@ -17,6 +18,7 @@ pub mod manifests;
 mod metadata_file;
 mod partition_values;
 mod row_shape;
+pub mod scan;
 mod snapshot_summary;
 pub mod snapshot_writer;
 pub mod sql_catalog;

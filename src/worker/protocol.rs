@@ -359,10 +359,7 @@ impl Worker {
         staged: &Arc<LoadedTable>,
         candidates: &Candidates,
     ) -> Result<Checked, WorkerError> {
-        let evidence = self
-            .validator
-            .check(staged, gathered.head, &gathered.policy, &gathered.policy_digest, &candidates.cars_view())
-            .await;
+        let evidence = self.gather_evidence(gathered, staged, candidates).await;
         let rows: Vec<_> = evidence.iter().map(|e| (e.requests.clone(), e.evidence.clone())).collect();
         self.ledger.record_evidence(train, &rows, self.now_ms()).await?;
         let order: Vec<RequestId> = requests_of(candidates).collect();
