@@ -17,8 +17,11 @@ pub mod manifests;
 mod metadata_file;
 mod partition_values;
 mod row_shape;
+pub mod scan;
 mod snapshot_summary;
 pub mod snapshot_writer;
 pub mod sql_catalog;
+#[cfg(test)]
+pub(crate) mod test_orders;
 #[cfg(test)]
 mod writer_test_support;
