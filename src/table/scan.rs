@@ -410,7 +410,10 @@ mod tests {
         let mut file = lab.live(snapshot).await.remove(0);
         lab.reorder_and_add();
         // As a file from Hive would be described: no metrics for the partition column.
-        file.file = Arc::new(test_support::without_metrics(&file.file, lab.table.metadata.default_partition_spec_id()));
+        file.file = Arc::new(test_support::without_metrics(
+            &file.file,
+            lab.table.metadata.default_partition_spec_id(),
+        ));
         let reader = RowReader::new(&lab.table, lab.table.facts.current_schema_id).unwrap();
         let batch = rows(&reader, &file, &[2]).await.remove(0);
         assert_eq!(batch.schema().field(0).data_type(), &DataType::Int64);
@@ -460,7 +463,7 @@ mod tests {
     }
 
     mod test_support {
-        use iceberg::spec::{DataFile, DataFileBuilder, DataContentType};
+        use iceberg::spec::{DataContentType, DataFile, DataFileBuilder};
 
         fn rebuilt(file: &DataFile, spec_id: i32) -> DataFileBuilder {
             let mut builder = DataFileBuilder::default();

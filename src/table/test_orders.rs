@@ -8,7 +8,11 @@ use std::sync::Arc;
 use datafusion::arrow::array::{
     ArrayRef, Decimal128Array, Float64Array, Int32Array, Int64Array, RecordBatch, StringArray,
 };
-use iceberg::spec::{NestedField, PrimitiveType, Schema, Transform, Type, UnboundPartitionSpec};
+use iceberg::spec::{
+    DataContentType, DataFileBuilder, DataFileFormat, FormatVersion, Literal, ManifestList,
+    ManifestListWriter, ManifestWriterBuilder, NestedField, PrimitiveType, Schema, Struct, Transform, Type,
+    UnboundPartitionSpec,
+};
 use mergeberg_kernel::commit::NewSnapshot;
 use mergeberg_kernel::ids::{SchemaId, SnapshotId, TableName};
 use mergeberg_kernel::lineage::SnapshotFact;
@@ -79,8 +83,9 @@ impl OrdersLab {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         std::fs::create_dir(at("warehouse")).unwrap();
-        let catalog =
-            SqlCatalog::create("lake", &at("catalog.db"), &at("warehouse"), Arc::new(|| 1_000)).await.unwrap();
+        let catalog = SqlCatalog::create("lake", &at("catalog.db"), &at("warehouse"), Arc::new(|| 1_000))
+            .await
+            .unwrap();
         catalog.create_namespace("shop").await.unwrap();
         let table = create(&catalog, "shop.orders", fields()).await;
         Self { _folder: folder, catalog, table, store: ManifestStore::new(CACHE_BYTES), next_id: 0 }
@@ -135,6 +140,52 @@ impl OrdersLab {
         let written = writer.add(change).await.unwrap();
         table.facts.last_sequence_number = written.sequence_number;
         table.facts.snapshots.insert(fact(written));
+        id
+    }
+
+    /// A snapshot on `parent` with one position-delete file for rows of `day`, as an engine would write it.
+    /// The file itself does not exist: whoever reads it has gone too far.
+    pub async fn delete_snapshot(&mut self, parent: SnapshotId, day: i32) -> SnapshotId {
+        self.next_id += 1;
+        let id = SnapshotId(self.next_id);
+        let metadata = self.table.metadata.clone();
+        let io = self.table.file_io.clone();
+        let parent = self.table.facts.snapshots.get(parent).unwrap().clone();
+        let folder = format!("{}/metadata", metadata.location());
+        let output = io.new_output(format!("{folder}/deletes-{id}.avro")).unwrap();
+        let spec = metadata.default_partition_spec().as_ref().clone();
+        let mut writer =
+            ManifestWriterBuilder::new(output, Some(id.0), metadata.current_schema().clone(), spec)
+                .build_v2_deletes();
+        let file = DataFileBuilder::default()
+            .content(DataContentType::PositionDeletes)
+            .file_path(format!("{folder}/deletes-{id}.parquet"))
+            .file_format(DataFileFormat::Parquet)
+            .partition(Struct::from_iter([Some(Literal::int(day))]))
+            .record_count(1)
+            .file_size_in_bytes(100)
+            .build()
+            .unwrap();
+        writer.add_file(file, -1).unwrap();
+        let deletes = writer.write_manifest_file().await.unwrap();
+        let manifest_list = format!("{folder}/snap-{id}-by-engine.avro");
+        let sequence_number = parent.sequence_number + 1;
+        let output = io.new_output(&manifest_list).unwrap().writer().await.unwrap();
+        let mut list = ManifestListWriter::v2(output, id.0, Some(parent.id.0), sequence_number);
+        let before = io.new_input(&parent.manifest_list).unwrap().read().await.unwrap();
+        let before = ManifestList::parse_with_version(&before, FormatVersion::V2).unwrap();
+        list.add_manifests(std::iter::once(deletes).chain(before.consume_entries())).unwrap();
+        list.close().await.unwrap();
+        self.table.facts.snapshots.insert(SnapshotFact {
+            id,
+            parent: Some(parent.id),
+            sequence_number,
+            timestamp_ms: parent.timestamp_ms + 1,
+            schema_id: parent.schema_id,
+            manifest_list,
+            label: "delete".to_owned(),
+            summary: BTreeMap::new(),
+        });
         id
     }
 

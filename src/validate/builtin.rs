@@ -55,10 +55,8 @@ pub fn schema(facts: &TableFacts, car: &CarView, policy: &Digest) -> Option<Evid
                 broken.extend(unreadable_as(written, current).into_iter().map(|change| change.text));
             }
             _ => {
-                let error = format!(
-                    "schema {written} or {} is not in the table's metadata",
-                    facts.current_schema_id
-                );
+                let error =
+                    format!("schema {written} or {} is not in the table's metadata", facts.current_schema_id);
                 let mut evidence =
                     evidence(SCHEMA, ReasonCode::SchemaCheck, candidate, car.request, policy, measured, None);
                 evidence.result = CheckResult::CouldNotRun { error };

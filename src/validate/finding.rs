@@ -30,8 +30,7 @@ impl Finding {
         measured: Vec<(String, String)>,
         violations: Vec<Violation>,
     ) -> Self {
-        let result =
-            if violations.is_empty() { CheckResult::Passed } else { CheckResult::Failed { code } };
+        let result = if violations.is_empty() { CheckResult::Passed } else { CheckResult::Failed { code } };
         let sample = violations.iter().flat_map(|v| v.sample.iter().cloned()).take(SAMPLE_KEYS).collect();
         Self { result, scope, measured, sample, violations }
     }

@@ -39,8 +39,7 @@ impl OriginSet {
     fn bit(&self, half: usize, origin: usize) -> bool {
         let half_words = self.words.len() / 2;
         let at = origin / WORD_BITS;
-        at < half_words
-            && self.words.get(half + at).is_some_and(|word| word >> (origin % WORD_BITS) & 1 == 1)
+        at < half_words && self.words.get(half + at).is_some_and(|word| word >> (origin % WORD_BITS) & 1 == 1)
     }
 
     /// The value that the aggregate gave; `None` for bytes of another shape.

@@ -101,14 +101,8 @@ fn broken(counts: &Counts, bounds: &Bounds) -> Vec<String> {
 mod tests {
     use super::*;
 
-    const NONE: Bounds = Bounds {
-        min: None,
-        max: None,
-        min_growth: None,
-        max_growth: None,
-        min_added: None,
-        max_added: None,
-    };
+    const NONE: Bounds =
+        Bounds { min: None, max: None, min_growth: None, max_growth: None, min_added: None, max_added: None };
 
     fn held(rows: u64, base: u64, added: u64, bounds: Bounds) -> bool {
         broken(&Counts { rows, base, added }, &bounds).is_empty()

@@ -120,8 +120,7 @@ async fn tally(
 ) -> Result<Tally, CheckError> {
     match origins {
         Origins::Cars { requests, selected } => {
-            let mut tally =
-                Tally { blame: Blame::default(), requests: requests.clone(), keys: 0, rows: 0 };
+            let mut tally = Tally { blame: Blame::default(), requests: requests.clone(), keys: 0, rows: 0 };
             let mut stream = rows.execute_stream().await?;
             while let Some(batch) = stream.try_next().await? {
                 let origin = batch
@@ -176,10 +175,7 @@ fn numbers(
     batch: &RecordBatch,
     at: usize,
 ) -> Result<&datafusion::arrow::array::PrimitiveArray<Int64Type>, CheckError> {
-    batch
-        .column(at)
-        .as_primitive_opt::<Int64Type>()
-        .ok_or_else(|| CheckError::Shape("a count".to_owned()))
+    batch.column(at).as_primitive_opt::<Int64Type>().ok_or_else(|| CheckError::Shape("a count".to_owned()))
 }
 
 /// Values of a policy as values of the column's type: `1` of an integer column is not the text `1`.

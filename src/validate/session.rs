@@ -61,9 +61,8 @@ impl Engine {
     /// A fresh session: nothing that one check registers is seen by another. Identifiers mean exactly the
     /// column of that spelling, quoted or not.
     pub fn session(&self) -> SessionContext {
-        let mut config = SessionConfig::new()
-            .with_target_partitions(self.parallelism)
-            .with_information_schema(false);
+        let mut config =
+            SessionConfig::new().with_target_partitions(self.parallelism).with_information_schema(false);
         config.options_mut().sql_parser.enable_ident_normalization = false;
         SessionContext::new_with_config_rt(config, Arc::clone(&self.environment))
     }

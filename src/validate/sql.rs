@@ -72,21 +72,19 @@ impl Relations {
     }
 }
 
-pub async fn run(
-    engine: Arc<Engine>,
-    relations: Relations,
-    query: String,
-) -> Result<Finding, CheckError> {
+pub async fn run(engine: Arc<Engine>, relations: Relations, query: String) -> Result<Finding, CheckError> {
     let Relations { reader, request, tables, counters } = relations;
     let session = engine.session();
     let scope = tables.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
     for (name, files) in tables {
-        let table =
-            FilesTable::new(Arc::clone(&reader), files, engine.parallelism(), Arc::clone(&counters));
+        let table = FilesTable::new(Arc::clone(&reader), files, engine.parallelism(), Arc::clone(&counters));
         session.register_table(name, Arc::new(table))?;
     }
     let plan = session.state().statement_to_plan(only_query(&query)?).await?;
-    SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false)
+    SQLOptions::new()
+        .with_allow_ddl(false)
+        .with_allow_dml(false)
+        .with_allow_statements(false)
         .verify_plan(&plan)?;
     let result = session.execute_logical_plan(plan).await?;
     let names: Vec<String> = result.schema().fields().iter().map(|f| f.name().clone()).collect();
@@ -155,7 +153,10 @@ mod tests {
 
     #[test]
     fn a_query_names_only_what_a_check_may_read() {
-        assert_eq!(named_tables("SELECT 1 FROM candidate WHERE id IN (SELECT id FROM base)").unwrap().len(), 2);
+        assert_eq!(
+            named_tables("SELECT 1 FROM candidate WHERE id IN (SELECT id FROM base)").unwrap().len(),
+            2
+        );
         assert_eq!(named_tables("WITH t AS (SELECT 1 FROM touched) SELECT * FROM t").unwrap(), ["touched"]);
         for refused in ["SELECT * FROM other", "SELECT * FROM ns.candidate", "SELECT * FROM '/etc/x.csv'"] {
             let error = named_tables(refused).unwrap_err();

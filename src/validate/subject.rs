@@ -9,10 +9,10 @@ use mergeberg_kernel::lineage::SnapshotFact;
 use mergeberg_kernel::partition::Partition;
 use mergeberg_kernel::policy::Scope;
 
+use super::CheckError;
 use super::provider::FilesTable;
 use super::session::Engine;
 use super::train::{CarView, TrainView, partitions_text};
-use super::CheckError;
 use crate::table::loaded::LoadedTable;
 use crate::table::manifests::{FileScope, LiveFile, ManifestStore};
 use crate::table::scan::{RowReader, ScanCounters, ScanFile};
@@ -89,9 +89,7 @@ impl Subject {
             Relation::Change { car } => {
                 let before = match car.parent {
                     None => Vec::new(),
-                    Some(parent) => {
-                        live_data(view.store, view.table, view.snapshot(parent)?, &scope).await?
-                    }
+                    Some(parent) => live_data(view.store, view.table, view.snapshot(parent)?, &scope).await?,
                 };
                 (Origins::Change { request: car.request }, change(live, before))
             }
@@ -132,10 +130,9 @@ impl Subject {
     pub fn column_type(&self, column: &str) -> Result<&DataType, CheckError> {
         match self.schema().field_with_name(column) {
             Ok(field) => Ok(field.data_type()),
-            Err(_) => Err(CheckError::MissingColumn {
-                column: column.to_owned(),
-                schema: self.reader.schema_id(),
-            }),
+            Err(_) => {
+                Err(CheckError::MissingColumn { column: column.to_owned(), schema: self.reader.schema_id() })
+            }
         }
     }
 

@@ -6,8 +6,8 @@
 
 use datafusion::arrow::array::{Array, AsArray};
 use datafusion::arrow::datatypes::{
-    DECIMAL128_MAX_PRECISION, DECIMAL256_MAX_PRECISION, DataType, Decimal128Type, Decimal256Type, Float64Type,
-    i256,
+    DECIMAL128_MAX_PRECISION, DECIMAL256_MAX_PRECISION, DataType, Decimal128Type, Decimal256Type,
+    Float64Type, i256,
 };
 
 use super::CheckError;
@@ -142,11 +142,7 @@ impl std::fmt::Display for Total {
         let padded = format!("{digits:0>width$}", width = scale + 1);
         let (whole, fraction) = padded.split_at(padded.len() - scale);
         let fraction = fraction.trim_end_matches('0');
-        if fraction.is_empty() {
-            write!(f, "{sign}{whole}")
-        } else {
-            write!(f, "{sign}{whole}.{fraction}")
-        }
+        if fraction.is_empty() { write!(f, "{sign}{whole}") } else { write!(f, "{sign}{whole}.{fraction}") }
     }
 }
 

@@ -125,6 +125,11 @@ impl Validator {
             violations: Vec::new(),
         });
         let Finding { result, scope, mut measured, sample, violations } = finding;
+        let base = match relation {
+            Relation::Appends { .. } => view.base,
+            Relation::Change { car } => car.parent,
+        };
+        measured.push(("base".to_owned(), base.map_or("none".to_owned(), |id| format!("snapshot {id}"))));
         // Which schema the rows were read with is part of what was found (case O18).
         measured.push(("schema".to_owned(), view.table.facts.current_schema_id.to_string()));
         Evidence {

@@ -33,7 +33,10 @@ async fn o13_variant_keys_in_different_partitions_are_only_caught_table_wide() {
     let cars = [first, second];
 
     let evidence = run(&lab, &cars, IN_TABLE).await;
-    assert_eq!((evidence.result.clone(), evidence.scope.as_str()), (failed(ReasonCode::DuplicateKey), "table"));
+    assert_eq!(
+        (evidence.result.clone(), evidence.scope.as_str()),
+        (failed(ReasonCode::DuplicateKey), "table")
+    );
     assert_eq!(blamed(&evidence), [(vec![11, 12], false, 1)]);
 
     // "Unique within a partition" holds: the key also says the day.
@@ -48,10 +51,7 @@ async fn one_scan_serves_the_whole_train_and_reads_touched_partitions_only() {
     let one = lab.snapshot(Some(base), &orders(2, &[5]), &[]).await;
     let two = lab.snapshot(Some(one), &orders(2, &[6]), &[]).await;
     let three = lab.snapshot(Some(two), &orders(2, &[7]), &[]).await;
-    let cars = [
-        car(&lab, 11, Some(base), &[one, two]).await,
-        car(&lab, 12, Some(two), &[three]).await,
-    ];
+    let cars = [car(&lab, 11, Some(base), &[one, two]).await, car(&lab, 12, Some(two), &[three]).await];
 
     let evidence = run(&lab, &cars, BY_DAY).await;
 

@@ -93,17 +93,14 @@ async fn when_complete_misses_a_day_that_was_removed() {
 
 #[tokio::test]
 async fn o15_a_doubles_that_cancel_pass_within_an_absolute_bound() {
-    for (values, passes) in [
-        ([1e8, -1e8, 0.1, -0.1], true),
-        ([0.1, 1e8, -0.1, -1e8], true),
-        ([1e8, -1e8, 0.1, -0.12], false),
-    ] {
+    for (values, passes) in
+        [([1e8, -1e8, 0.1, -0.1], true), ([0.1, 1e8, -0.1, -1e8], true), ([1e8, -1e8, 0.1, -0.12], false)]
+    {
         let mut lab = OrdersLab::new().await;
         let rows: Vec<Order> = values.iter().map(|v| Order { amount: Some(*v), ..order(1) }).collect();
         let a = lab.snapshot(None, &rows, &[]).await;
         let cars = [car(&lab, 11, None, &[a]).await];
-        let toml =
-            mode("per-request", "by = [\"day\"]\nsums = { amount = \"total\" }\nabsolute = 0.01");
+        let toml = mode("per-request", "by = [\"day\"]\nsums = { amount = \"total\" }\nabsolute = 0.01");
         let evidence = reconcile(&lab, &cars, "day,total\n1,0\n", &toml).await;
         assert_eq!(evidence.result == CheckResult::Passed, passes, "{values:?}: {evidence:?}");
     }
@@ -125,6 +122,21 @@ async fn a_relative_tolerance_refers_to_absolute_values() {
 }
 
 #[tokio::test]
+async fn without_a_tolerance_doubles_may_differ_by_their_rounding_only() {
+    let mut lab = OrdersLab::new().await;
+    // 0.1 added ten times is not 1 in binary.
+    let rows: Vec<Order> = (0..10).map(|id| Order { amount: Some(0.1), ..order(id) }).collect();
+    let a = lab.snapshot(None, &rows, &[]).await;
+    let cars = [car(&lab, 11, None, &[a]).await];
+    let toml = mode("per-request", "by = [\"day\"]\nsums = { amount = \"total\" }");
+    assert_eq!(reconcile(&lab, &cars, "day,total\n1,1\n", &toml).await.result, CheckResult::Passed);
+    assert!(matches!(
+        reconcile(&lab, &cars, "day,total\n1,1.00000001\n", &toml).await.result,
+        CheckResult::Failed { .. }
+    ));
+}
+
+#[tokio::test]
 async fn o15_b_a_decimal_sum_past_its_precision_blocks() {
     let mut lab = OrdersLab::new().await;
     let nines = 10i128.pow(38) - 1;
@@ -138,10 +150,8 @@ async fn o15_b_a_decimal_sum_past_its_precision_blocks() {
 #[tokio::test]
 async fn decimals_are_compared_exactly() {
     let mut lab = OrdersLab::new().await;
-    let rows = [
-        Order { price: Some(9_007_199_254_740_993_00), ..order(1) },
-        Order { price: Some(1), ..order(2) },
-    ];
+    let rows =
+        [Order { price: Some(900_719_925_474_099_300), ..order(1) }, Order { price: Some(1), ..order(2) }];
     let a = lab.snapshot(None, &rows, &[]).await;
     let cars = [car(&lab, 11, None, &[a]).await];
     let toml = mode("per-request", PRICE_BY_DAY);
@@ -149,10 +159,7 @@ async fn decimals_are_compared_exactly() {
     assert_eq!(exact.result, CheckResult::Passed);
     // Doubles do not see this cent.
     let off = reconcile(&lab, &cars, "day,total\n1,9007199254740993.02\n", &toml).await;
-    assert_eq!(
-        off.sample,
-        ["day=1 sum(price)=9007199254740993.01 expected=9007199254740993.02"]
-    );
+    assert_eq!(off.sample, ["day=1 sum(price)=9007199254740993.01 expected=9007199254740993.02"]);
 }
 
 #[tokio::test]
