@@ -48,8 +48,7 @@ impl SqlCatalog {
             let failed = |error: MetadataFileError| file_error(&table, error);
             let unnamed = LoadedTable::parse(&table, &location, &json, file_io)?;
             let properties = &unnamed.facts.properties;
-            let at =
-                metadata_file::location(&location, properties, 0, Uuid::new_v4()).map_err(failed)?;
+            let at = metadata_file::location(&location, properties, 0, Uuid::new_v4()).map_err(failed)?;
             let bytes = Codec::of(properties).and_then(|codec| codec.encode(json)).map_err(failed)?;
             metadata_file::create(&at, &bytes).map_err(failed)?;
             Ok(LoadedTable { metadata_location: at, ..unnamed })

@@ -27,6 +27,9 @@ use raw::{RawObject, push_array, quote};
 /// row lineage has to be carried by the snapshot writer first.
 pub const SUPPORTED_FORMAT_VERSION: u64 = 2;
 
+/// `current-snapshot-id` of a table without one, as Java writes it in v2.
+pub(super) const NO_SNAPSHOT: i64 = -1;
+
 const SNAPSHOTS: &str = "snapshots";
 const SNAPSHOT_LOG: &str = "snapshot-log";
 

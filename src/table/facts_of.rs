@@ -5,18 +5,13 @@
 use std::collections::BTreeMap;
 
 use mergeberg_kernel::facts::{LogEntry, RefFact, RefKind, TableFacts};
-use mergeberg_kernel::ids::{
-    RefName, SchemaId, SnapshotId, SortOrderId, SpecId, TableName, TableUuid,
-};
+use mergeberg_kernel::ids::{RefName, SchemaId, SnapshotId, SortOrderId, SpecId, TableName, TableUuid};
 use mergeberg_kernel::lineage::{SnapshotFact, SnapshotGraph};
 use mergeberg_kernel::structure::{FieldFact, SchemaFact, SortOrderFact, SpecFact, SpecFieldFact};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::document::{Document, DocumentError};
-
-/// `current-snapshot-id` of a table without one, as Java writes it in v2.
-const NO_SNAPSHOT: i64 = -1;
+use super::document::{Document, DocumentError, NO_SNAPSHOT};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -116,9 +111,8 @@ pub fn facts_of(name: &TableName, document: &Document) -> Result<TableFacts, Doc
     }
     let mut snapshot_log = Vec::with_capacity(document.snapshot_log().len());
     for element in document.snapshot_log() {
-        let entry: LogEntryJson = serde_json::from_str(&element.text).map_err(|e| {
-            DocumentError::Field { key: "snapshot-log".to_owned(), message: e.to_string() }
-        })?;
+        let entry: LogEntryJson = serde_json::from_str(&element.text)
+            .map_err(|e| DocumentError::Field { key: "snapshot-log".to_owned(), message: e.to_string() })?;
         let LogEntryJson { snapshot_id, timestamp_ms } = entry;
         snapshot_log.push(LogEntry { snapshot_id: SnapshotId(snapshot_id), timestamp_ms });
     }
@@ -151,8 +145,7 @@ fn refs(document: &Document) -> Result<BTreeMap<RefName, RefFact>, DocumentError
             RefKindJson::Tag => RefKind::Tag,
         };
         let name = RefName(name);
-        let fact =
-            RefFact { name: name.clone(), snapshot_id: SnapshotId(snapshot_id), kind, max_ref_age_ms };
+        let fact = RefFact { name: name.clone(), snapshot_id: SnapshotId(snapshot_id), kind, max_ref_age_ms };
         refs.insert(name, fact);
     }
     // A current snapshot is the head of `main`, written or not (table spec, "Table Metadata Fields", refs).
@@ -209,11 +202,7 @@ fn schema_fact(json: SchemaJson) -> Result<SchemaFact, DocumentError> {
     for field in &json.fields {
         struct_field(field, "", &mut fields)?;
     }
-    Ok(SchemaFact {
-        id: SchemaId(json.schema_id),
-        fields,
-        identifier_field_ids: json.identifier_field_ids,
-    })
+    Ok(SchemaFact { id: SchemaId(json.schema_id), fields, identifier_field_ids: json.identifier_field_ids })
 }
 
 /// A struct's member and what is nested in it.
@@ -419,11 +408,8 @@ mod tests {
         .unwrap();
 
         let schema = &facts.schemas[&SchemaId(0)];
-        let seen: Vec<(i32, &str, bool, &str)> = schema
-            .fields
-            .iter()
-            .map(|f| (f.id, f.name.as_str(), f.required, f.type_name.as_str()))
-            .collect();
+        let seen: Vec<(i32, &str, bool, &str)> =
+            schema.fields.iter().map(|f| (f.id, f.name.as_str(), f.required, f.type_name.as_str())).collect();
         assert_eq!(
             seen,
             [

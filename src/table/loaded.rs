@@ -52,8 +52,9 @@ impl LoadedTable {
         {
             return Err(CatalogError::Unsupported {
                 table: name.clone(),
-                message: "it is encrypted, and its files cannot be checked; publish to it with its own engine"
-                    .to_owned(),
+                message:
+                    "it is encrypted, and its files cannot be checked; publish to it with its own engine"
+                        .to_owned(),
             });
         }
         let metadata =
@@ -238,6 +239,15 @@ mod tests {
 
         assert!(by_key.to_string().contains("encrypted"));
         assert!(by_property.to_string().contains("encrypted"));
+    }
+
+    #[test]
+    fn refs_without_main_still_imply_it() {
+        let table =
+            load(&metadata(|m| m["refs"] = json!({"v1": {"snapshot-id": 5, "type": "tag"}}))).unwrap();
+
+        assert_eq!(table.facts.refs.len(), 2);
+        assert_eq!(table.facts.head(&RefName::main()).map(|id| id.0), Some(5));
     }
 
     #[test]

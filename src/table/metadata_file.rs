@@ -130,7 +130,8 @@ fn next_version(current: &str) -> u64 {
 
 /// The path behind a location: `file:///p`, `file:/p` or `/p`.
 fn local_path(location: &str) -> Result<PathBuf, MetadataFileError> {
-    let path = location.strip_prefix("file://").or_else(|| location.strip_prefix("file:")).unwrap_or(location);
+    let path =
+        location.strip_prefix("file://").or_else(|| location.strip_prefix("file:")).unwrap_or(location);
     if !path.starts_with('/') {
         return Err(MetadataFileError::NotLocal(location.to_owned()));
     }
@@ -218,6 +219,15 @@ mod tests {
         assert_eq!(read(&at).unwrap(), b"first");
         discard(&at).unwrap();
         assert!(matches!(read(&at), Err(MetadataFileError::Missing)));
+    }
+
+    #[test]
+    fn a_read_only_disk_is_told_apart_from_a_full_one() {
+        let of = |kind: io::ErrorKind| MetadataFileError::from(io::Error::from(kind));
+
+        assert!(matches!(of(io::ErrorKind::ReadOnlyFilesystem), MetadataFileError::ReadOnly(_)));
+        assert!(matches!(of(io::ErrorKind::PermissionDenied), MetadataFileError::ReadOnly(_)));
+        assert!(matches!(of(io::ErrorKind::StorageFull), MetadataFileError::Io(_)));
     }
 
     #[test]

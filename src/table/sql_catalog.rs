@@ -112,7 +112,12 @@ impl SqlCatalog {
     }
 
     /// The pointer is not at the base: which requirement broke, if any.
-    async fn explain_moved(&self, table: &TableName, location: String, needs: &[Requirement]) -> CommitOutcome {
+    async fn explain_moved(
+        &self,
+        table: &TableName,
+        location: String,
+        needs: &[Requirement],
+    ) -> CommitOutcome {
         match self.load_at(table, location).await {
             Ok(current) => match first_failed(&current.facts, needs) {
                 Some(failed) => CommitOutcome::of_failed(failed),
@@ -250,9 +255,7 @@ fn prepare(
 pub(super) fn file_error(table: &TableName, error: MetadataFileError) -> CatalogError {
     match error {
         MetadataFileError::ReadOnly(_) => CatalogError::ReadOnly(format!("metadata of {table}: {error}")),
-        MetadataFileError::NotLocal(_)
-        | MetadataFileError::UnknownCodec(_)
-        | MetadataFileError::TooLarge => {
+        MetadataFileError::NotLocal(_) | MetadataFileError::UnknownCodec(_) | MetadataFileError::TooLarge => {
             CatalogError::Unsupported { table: table.clone(), message: error.to_string() }
         }
         MetadataFileError::Missing | MetadataFileError::Io(_) => {

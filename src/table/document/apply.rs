@@ -11,7 +11,7 @@ use mergeberg_kernel::lineage::SnapshotFact;
 use serde_json::{Map, Value, json};
 
 use super::raw::{RawObject, array, elements, quote};
-use super::{Document, DocumentError, Element, SnapshotIdOnly};
+use super::{Document, DocumentError, Element, NO_SNAPSHOT, SnapshotIdOnly};
 
 const REFS: &str = "refs";
 const METADATA_LOG: &str = "metadata-log";
@@ -20,9 +20,6 @@ const PROPERTIES: &str = "properties";
 /// How many older metadata files `metadata-log` names (Java: `METADATA_PREVIOUS_VERSIONS_MAX`).
 const PREVIOUS_VERSIONS_MAX: &str = "write.metadata.previous-versions-max";
 const PREVIOUS_VERSIONS_MAX_DEFAULT: i64 = 100;
-
-/// `current-snapshot-id` of a table without one, as Java writes it in v2.
-const NO_SNAPSHOT: i64 = -1;
 
 /// A document after a commit, and its facts.
 #[derive(Clone, Debug)]
@@ -152,10 +149,7 @@ impl Edit {
 
     fn set_ref(&mut self, new: &RefFact) -> Result<(), DocumentError> {
         if !self.facts.snapshots.contains(new.snapshot_id) {
-            return Err(DocumentError::UnknownSnapshot {
-                name: new.name.clone(),
-                snapshot: new.snapshot_id,
-            });
+            return Err(DocumentError::UnknownSnapshot { name: new.name.clone(), snapshot: new.snapshot_id });
         }
         let changes_kind =
             self.facts.refs.get(&new.name).is_some_and(|old| old.is_branch() != new.is_branch());
@@ -316,10 +310,8 @@ impl Edit {
         let entry =
             json!({"timestamp-ms": self.last_updated_before_ms, "metadata-file": location}).to_string();
         let old = match self.document.raw(METADATA_LOG) {
-            Some(raw) => elements(raw).map_err(|e| DocumentError::Field {
-                key: METADATA_LOG.to_owned(),
-                message: e.to_string(),
-            })?,
+            Some(raw) => elements(raw)
+                .map_err(|e| DocumentError::Field { key: METADATA_LOG.to_owned(), message: e.to_string() })?,
             None => Vec::new(),
         };
         let surplus = (old.len() + 1).saturating_sub(max);
@@ -331,16 +323,8 @@ impl Edit {
 
 /// A snapshot as Java's `SnapshotParser` writes it: `operation` leads the summary.
 fn snapshot_json(new: &NewSnapshot) -> String {
-    let NewSnapshot {
-        id,
-        parent,
-        sequence_number,
-        timestamp_ms,
-        manifest_list,
-        schema_id,
-        label,
-        summary,
-    } = new;
+    let NewSnapshot { id, parent, sequence_number, timestamp_ms, manifest_list, schema_id, label, summary } =
+        new;
     let mut pairs = Map::new();
     pairs.insert("operation".to_owned(), Value::from(label.as_str()));
     for (key, value) in summary {

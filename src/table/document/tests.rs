@@ -227,8 +227,7 @@ fn main_removed_and_set_again_starts_a_new_log() {
 
 #[test]
 fn removing_what_is_not_there_changes_nothing() {
-    let updates =
-        [Update::RemoveRef(RefName::new("ghost")), Update::RemoveSnapshots(vec![SnapshotId(99)])];
+    let updates = [Update::RemoveRef(RefName::new("ghost")), Update::RemoveSnapshots(vec![SnapshotId(99)])];
 
     let applied = apply(&updates, 50_000).unwrap();
 

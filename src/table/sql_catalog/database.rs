@@ -165,11 +165,10 @@ impl CatalogDatabase {
         options: SqliteConnectOptions,
     ) -> Result<Self, CatalogError> {
         let pool = pool(options);
-        let columns: Vec<(String,)> =
-            sqlx::query_as("SELECT name FROM pragma_table_info('iceberg_tables')")
-                .fetch_all(&pool)
-                .await
-                .map_err(|e| describe(&path, e))?;
+        let columns: Vec<(String,)> = sqlx::query_as("SELECT name FROM pragma_table_info('iceberg_tables')")
+            .fetch_all(&pool)
+            .await
+            .map_err(|e| describe(&path, e))?;
         if columns.is_empty() {
             return Err(CatalogError::Unavailable(format!(
                 "the file {} has no table iceberg_tables, so it is not an Iceberg catalog; correct the \
@@ -257,10 +256,9 @@ impl CatalogDatabase {
             Ok(()) => Ok(Swap::Done),
             // Readers kept the file locked: the commit did not begin.
             Err(error) if is_busy(&error) => Err(error),
-            Err(error) => Ok(Swap::Unknown(format!(
-                "the commit in {} failed half-way: {error}",
-                self.path.display()
-            ))),
+            Err(error) => {
+                Ok(Swap::Unknown(format!("the commit in {} failed half-way: {error}", self.path.display())))
+            }
         }
     }
 
@@ -342,6 +340,8 @@ impl CatalogDatabase {
 fn pool(options: SqliteConnectOptions) -> SqlitePool {
     SqlitePoolOptions::new()
         .max_connections(MAX_CONNECTIONS)
+        // A local file has no connection to lose.
+        .test_before_acquire(false)
         .connect_lazy_with(options.busy_timeout(BUSY_TIMEOUT))
 }
 
@@ -403,8 +403,7 @@ fn describe(path: &Path, error: sqlx::Error) -> CatalogError {
             "the catalog file {file} is damaged or no SQLite database ({error}); restore it from a backup"
         )),
         SQLITE_BUSY | SQLITE_LOCKED => CatalogError::Unavailable(format!(
-            "the catalog file {file} was locked by another process for longer than {} s",
-            BUSY_TIMEOUT.as_secs() * u64::from(BUSY_ATTEMPTS)
+            "another process keeps the catalog file {file} locked; find the one with an open transaction"
         )),
         _ => CatalogError::Unavailable(format!("the catalog file {file}: {error}")),
     }

@@ -192,13 +192,14 @@ async fn o28_an_empty_main_can_be_required() {
 async fn every_failed_requirement_has_its_outcome() {
     let world = World::new().await;
     let base = first_landing(&world.catalog).await;
-    let commit = async |requirement: Requirement| {
-        world.catalog.commit(&base, &[requirement], vec![set("b", 1)]).await
-    };
+    let commit =
+        async |requirement: Requirement| world.catalog.commit(&base, &[requirement], vec![set("b", 1)]).await;
 
     assert!(matches!(commit(at("main", Some(9), RefRole::Target)).await, CommitOutcome::HeadMoved));
     assert!(matches!(commit(at("tmp", Some(1), RefRole::Fence)).await, CommitOutcome::Fenced));
-    assert!(matches!(commit(at("a", Some(1), RefRole::Source)).await, CommitOutcome::SourceMoved(name) if name.0 == "a"));
+    assert!(
+        matches!(commit(at("a", Some(1), RefRole::Source)).await, CommitOutcome::SourceMoved(name) if name.0 == "a")
+    );
     assert!(matches!(commit(at("main", None, RefRole::NewName)).await, CommitOutcome::NameTaken(_)));
     for requirement in [
         Requirement::TableUuid(TableUuid::new("other")),
