@@ -4,6 +4,7 @@ use mergeberg_kernel::reason::ReasonCode;
 use serde::Serialize;
 
 use crate::config::ConfigError;
+use crate::ledger::{LedgerError, LedgerFault};
 use crate::table::catalog::CatalogError;
 
 /// A refusal or failure at the edge: the command line today, HTTP later.
@@ -62,7 +63,48 @@ impl From<CatalogError> for UserError {
             CatalogError::Unavailable(_) => ReasonCode::CatalogUnavailable,
             CatalogError::Refused(_) => ReasonCode::CatalogRefused,
         };
-        Self::new(code, error.to_string())
+        let split = matches!(
+            error,
+            CatalogError::Unsupported { .. } | CatalogError::ReadOnly(_) | CatalogError::Unavailable(_)
+        );
+        let message = error.to_string();
+        // These say behind the first semicolon what to do about them.
+        match message.split_once("; ") {
+            Some((what, next)) if split => Self::new(code, what).with_next(next),
+            _ => Self::new(code, message),
+        }
+    }
+}
+
+impl From<LedgerError> for UserError {
+    fn from(error: LedgerError) -> Self {
+        let message = error.to_string();
+        let code = match &error {
+            LedgerError::NoSuchRequest(_) => ReasonCode::RequestNotFound,
+            LedgerError::NoSuchReview(_) => ReasonCode::ReviewNotFound,
+            LedgerError::NoSuchState(_) => ReasonCode::InvalidArgument,
+            LedgerError::UnsafeStructure { .. } => ReasonCode::UnsafeStructure,
+            LedgerError::Transition { .. }
+            | LedgerError::BoundToIntent { .. }
+            | LedgerError::ReviewDecided { .. } => ReasonCode::WrongState,
+            other => match other.fault() {
+                LedgerFault::Unusable => ReasonCode::LedgerUnusable,
+                LedgerFault::Retry => {
+                    return Self::new(ReasonCode::LedgerUnusable, message)
+                        .with_next("try again; if it stays, see which process holds the file");
+                }
+                LedgerFault::StepDown | LedgerFault::Refused => ReasonCode::Internal,
+            },
+        };
+        let split = matches!(
+            code,
+            ReasonCode::LedgerUnusable | ReasonCode::RequestNotFound | ReasonCode::ReviewNotFound
+        );
+        // These say behind the last semicolon what to do about them.
+        match message.rsplit_once("; ") {
+            Some((what, next)) if split => Self::new(code, what).with_next(next),
+            _ => Self::new(code, message),
+        }
     }
 }
 
@@ -82,6 +124,21 @@ mod tests {
         assert_eq!(
             error.to_json(),
             r#"{"error":{"code":"branch-not-found","message":"branch 'ingst/x' not found in nyc.flights","next":"did you mean 'ingest/x'?\nnames match exactly"}}"#
+        );
+    }
+
+    #[test]
+    fn what_adapters_say_to_do_becomes_the_next_step() {
+        let error = UserError::from(CatalogError::Unavailable("no file; correct the uri".to_owned()));
+        assert_eq!(
+            error.render(),
+            "error: the catalog did not answer: no file  [catalog-unavailable]\n  next: correct the uri"
+        );
+        let error = UserError::from(LedgerError::NoSuchRequest(mergeberg_kernel::ids::RequestId(4)));
+        assert_eq!(
+            error.render(),
+            "error: there is no request 4 in this queue  [request-not-found]\n  \
+             next: `request list` shows all"
         );
     }
 

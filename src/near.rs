@@ -32,13 +32,9 @@ fn plain(name: &str) -> String {
 fn distance(a: &str, b: &str) -> usize {
     let a: Vec<char> = a.chars().collect();
     let b: Vec<char> = b.chars().collect();
-    let mut rows = vec![vec![0usize; b.len() + 1]; a.len() + 1];
-    for (i, row) in rows.iter_mut().enumerate() {
-        row[0] = i;
-    }
-    for j in 0..=b.len() {
-        rows[0][j] = j;
-    }
+    // Row i, column j: edits from the first i characters of `a` to the first j of `b`. The first row and
+    // column are right already; the others are overwritten.
+    let mut rows: Vec<Vec<usize>> = (0..=a.len()).map(|i| (i..=i + b.len()).collect()).collect();
     for i in 1..=a.len() {
         for j in 1..=b.len() {
             let replaced = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);

@@ -350,7 +350,8 @@ mod tests {
             ..DayRows::default()
         };
         let figures = day_figures(&rows, 100);
-        assert_eq!(figures.failures, vec![(R::DuplicateKey, 2), (R::BranchGone, 1), (R::Reconciliation, 1)]);
+        let failures: Vec<_> = figures.failures.iter().map(|f| (f.reason, f.requests)).collect();
+        assert_eq!(failures, vec![(R::DuplicateKey, 2), (R::BranchGone, 1), (R::Reconciliation, 1)]);
         let all = &figures.all;
         assert_eq!((all.ended, all.landed, all.refused), (6, 0, 3));
         assert_eq!((all.withdrawn, all.cancelled, all.already_published), (1, 1, 1));

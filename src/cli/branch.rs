@@ -282,10 +282,7 @@ mod tests {
     }
 
     fn two_days() -> ClassPolicy {
-        ClassPolicy {
-            branch_lifetime: Some(Duration { ms: 48 * HOUR_MS }),
-            ..ClassPolicy::shipped_default()
-        }
+        ClassPolicy { branch_lifetime: Some(Duration { ms: 48 * HOUR_MS }), ..ClassPolicy::shipped_default() }
     }
 
     #[test]
@@ -309,9 +306,8 @@ mod tests {
     #[test]
     fn names_that_are_taken_or_the_queues_own_are_refused() {
         let facts = facts();
-        let code = |name: &str, from: &str| {
-            plan_create(&facts, &two_days(), &args(name, from), 0).unwrap_err().code
-        };
+        let code =
+            |name: &str, from: &str| plan_create(&facts, &two_days(), &args(name, from), 0).unwrap_err().code;
         assert_eq!(code("ingest/a", "main"), ReasonCode::NameTaken);
         assert_eq!(code("v1.0", "main"), ReasonCode::NameTaken);
         assert_eq!(code("mergeberg/tmp/x", "main"), ReasonCode::InvalidArgument);

@@ -55,7 +55,8 @@ impl Context {
             let database = config.database.display().to_string();
             let catalog =
                 SqlCatalog::open(&config.name, &database, &config.warehouse, self.clock.clone()).await?;
-            Ok(Arc::new(catalog))
+            let catalog: Arc<dyn Catalog> = Arc::new(catalog);
+            Ok(catalog)
         };
         self.catalog.get_or_try_init(open).await
     }

@@ -119,9 +119,15 @@ mod tests {
             };
             TablePolicy::parse("docs/policies.md", &text).unwrap();
         }
-        for kind in
-            ["duplicate-key", "not-null", "row-count", "referential", "accepted-values", "reconciliation", "sql"]
-        {
+        for kind in [
+            "duplicate-key",
+            "not-null",
+            "row-count",
+            "referential",
+            "accepted-values",
+            "reconciliation",
+            "sql",
+        ] {
             let line = format!("type = \"{kind}\"");
             assert!(examples.iter().any(|example| example.contains(&line)), "no example of {kind}");
         }
@@ -134,6 +140,14 @@ mod tests {
         for record in records {
             Record::parse(&record, &"sales.orders".parse().unwrap()).unwrap();
         }
+    }
+
+    #[test]
+    fn the_configuration_of_the_page_is_read() {
+        let examples = blocks(&read("docs/cli.md"), "toml");
+        assert_eq!(examples.len(), 1);
+        let config = crate::config::Config::parse(Path::new("/q/mergeberg.toml"), &examples[0], |_| None);
+        assert_eq!(config.unwrap().catalog(None).unwrap().name, "local");
     }
 
     #[test]

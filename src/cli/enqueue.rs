@@ -174,9 +174,8 @@ pub fn class_of(
 
 /// A target exists, but for the first publish: `main` of a table that has never had a head.
 fn check_target(facts: &TableFacts, target: &RefName) -> Result<(), UserError> {
-    let first_publish = *target == RefName::main()
-        && !facts.refs.contains_key(target)
-        && facts.snapshot_log.is_empty();
+    let first_publish =
+        *target == RefName::main() && !facts.refs.contains_key(target) && facts.snapshot_log.is_empty();
     if first_publish {
         return Ok(());
     }
@@ -184,11 +183,7 @@ fn check_target(facts: &TableFacts, target: &RefName) -> Result<(), UserError> {
 }
 
 /// The head of a branch by its exact name. `missing` is the code when there is none.
-pub fn branch_head(
-    facts: &TableFacts,
-    name: &RefName,
-    missing: ReasonCode,
-) -> Result<SnapshotId, UserError> {
+pub fn branch_head(facts: &TableFacts, name: &RefName, missing: ReasonCode) -> Result<SnapshotId, UserError> {
     match facts.refs.get(name) {
         Some(found) if found.is_branch() => Ok(found.snapshot_id),
         Some(_) => Err(UserError::new(
@@ -289,7 +284,8 @@ mod tests {
             assert!(error.next.starts_with("did you mean 'ingest/a'?"), "{near}: {}", error.next);
         }
         let mut facts = facts();
-        for name in ["feature/a b/ü", "x%2Fy", "a.b", "branch_main", "'audit-branch'", "x'; drop table t; --"] {
+        for name in ["feature/a b/ü", "x%2Fy", "a.b", "branch_main", "'audit-branch'", "x'; drop table t; --"]
+        {
             let name = RefName::new(name);
             let kind = RefKind::Branch { min_snapshots_to_keep: None, max_snapshot_age_ms: None };
             let branch =
@@ -344,6 +340,9 @@ mod tests {
         assert_eq!(error(&facts(), &empty).code, ReasonCode::InvalidArgument);
         let long = "k".repeat(MAX_KEY_BYTES + 1);
         let long = EnqueueArgs { idempotency_key: Some(long), ..args("ingest/a", "main") };
-        assert_eq!(error(&facts(), &long).message, "the idempotency key is 513 bytes long; at most 512 are taken");
+        assert_eq!(
+            error(&facts(), &long).message,
+            "the idempotency key is 513 bytes long; at most 512 are taken"
+        );
     }
 }

@@ -56,7 +56,9 @@ impl Exit {
     pub fn of_end(state: RequestState) -> Self {
         match state {
             RequestState::Landed | RequestState::AlreadyPublished => Self::Ok,
-            RequestState::Refused(_) | RequestState::Withdrawn(_) | RequestState::Cancelled => Self::NotLanded,
+            RequestState::Refused(_) | RequestState::Withdrawn(_) | RequestState::Cancelled => {
+                Self::NotLanded
+            }
             RequestState::Queued
             | RequestState::Held(_)
             | RequestState::Planning

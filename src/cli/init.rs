@@ -71,10 +71,7 @@ next:
         report.queue
     );
     let queue = report.queue.to_string();
-    Ok(Answer::new(
-        text,
-        Initialised { config: file, example_policy: example, ledger: config.ledger, queue },
-    ))
+    Ok(Answer::new(text, Initialised { config: file, example_policy: example, ledger: config.ledger, queue }))
 }
 
 fn config_text(args: &InitArgs) -> String {

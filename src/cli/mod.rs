@@ -4,18 +4,21 @@
 mod answer;
 mod branch;
 mod context;
+#[cfg(test)]
 mod docs;
 pub mod enqueue;
 mod exit;
 mod explain;
+#[cfg(test)]
+mod flow_tests;
 mod init;
 mod policy;
-mod report;
+pub mod report;
 mod request;
 mod review;
 #[cfg(test)]
 pub(crate) mod testing;
-mod wait;
+pub mod wait;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -36,10 +39,10 @@ use crate::error::UserError;
 #[command(name = "mergeberg", version, arg_required_else_help = true, disable_help_subcommand = true)]
 pub struct Cli {
     /// Configuration file [default: mergeberg.toml in this folder or one above].
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     pub config: Option<PathBuf>,
     /// Print JSON: one object on stdout, errors on stderr.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Global options")]
     pub json: bool,
     #[command(subcommand)]
     pub command: Command,

@@ -146,7 +146,9 @@ fn render(checked: &Checked) -> String {
             let check = check.as_ref().map(|id| format!("check '{id}': ")).unwrap_or_default();
             text.push_str(&format!("  error: {check}{message}\n    next: {next}\n"));
         }
-        text.push_str(&indent(&class_columns(&policy.classes).render()));
+        if !policy.classes.is_empty() {
+            text.push_str(&indent(&class_columns(&policy.classes).render()));
+        }
         if !policy.checks.is_empty() {
             text.push_str(&format!("  defined: {}\n", policy.checks.join(", ")));
         }

@@ -131,8 +131,17 @@ pub async fn run(context: &Context, command: RequestCommand) -> Result<Answer, U
 }
 
 async fn run_enqueue(context: &Context, args: EnqueueCommand) -> Result<Answer, UserError> {
-    let EnqueueCommand { table, source, target, snapshot, class, key, principal: named, wait: waits, timeout } =
-        args;
+    let EnqueueCommand {
+        table,
+        source,
+        target,
+        snapshot,
+        class,
+        key,
+        principal: named,
+        wait: waits,
+        timeout,
+    } = args;
     let args = EnqueueArgs {
         table,
         source,
@@ -185,7 +194,7 @@ async fn list(context: &Context, args: ListArgs) -> Result<Answer, UserError> {
 }
 
 /// Words of the states that are not final.
-const OPEN_WORDS: [&str; 8] =
+pub const OPEN_WORDS: [&str; 8] =
     ["queued", "held", "planning", "staged", "checking", "landing", "unknown", "in-review"];
 
 fn render_list(rows: &[RequestRow], now_ms: i64) -> String {
@@ -296,6 +305,24 @@ pub(super) mod tests {
 
     use super::super::testing::START_MS;
     use super::*;
+    use crate::ledger::NewRequest;
+
+    pub fn new_request(source: &str) -> NewRequest {
+        let RequestRow { table, table_uuid, source, pinned, target, class, principal, structure, .. } =
+            row(0, source, RequestState::Queued);
+        NewRequest {
+            table,
+            table_uuid,
+            source,
+            pinned,
+            target,
+            class,
+            principal,
+            idempotency_key: None,
+            structure,
+            format_version: 2,
+        }
+    }
 
     pub fn row(id: i64, source: &str, state: RequestState) -> RequestRow {
         RequestRow {

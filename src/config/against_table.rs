@@ -149,8 +149,11 @@ fn known<'a>(
         // Not looked up: the catalog cannot be reached.
         None => None,
         Some(None) => {
-            let names: Vec<String> =
-                tables.iter().filter(|(_, facts)| facts.is_some()).map(|(name, _)| name.to_string()).collect();
+            let names: Vec<String> = tables
+                .iter()
+                .filter(|(_, facts)| facts.is_some())
+                .map(|(name, _)| name.to_string())
+                .collect();
             let next = match nearest(&table.to_string(), names.iter().map(String::as_str)) {
                 Some(near) => format!("did you mean '{near}'?"),
                 None => "create the table, or correct the name".to_owned(),
@@ -219,7 +222,11 @@ mod tests {
         let key = "type = \"duplicate-key\"\ncolumns = [\"carrier\", \"flight\"]\n";
         let problems = problems_of(key);
         assert_eq!(problems.len(), 1);
-        assert!(problems[0].message.contains("partitioned by identity(flight_date)"), "{}", problems[0].message);
+        assert!(
+            problems[0].message.contains("partitioned by identity(flight_date)"),
+            "{}",
+            problems[0].message
+        );
         assert_eq!(problems[0].next, "write scope = \"table\", or add 'flight_date' to columns");
 
         assert_eq!(problems_of(&format!("{key}scope = \"table\"\n")), []);

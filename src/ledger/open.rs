@@ -21,7 +21,7 @@ use super::error::{BUSY_TIMEOUT, BusyTries, LedgerError};
 static MIGRATOR: Migrator = sqlx::migrate!("migrations/sqlite");
 
 /// What to run when migrations are missing. The command line offers exactly this.
-pub const MIGRATE_COMMAND: &str = "mergeberg ledger migrate";
+pub const MIGRATE_COMMAND: &str = "mergeberg migrate";
 
 /// Reading connections of one process.
 const READERS: u32 = 4;

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeSet;
 
+use mergeberg_kernel::ids::{RefName, TableName};
 use mergeberg_kernel::summary::{Balance, DayFigures, Failures, GroupFigures, Spread};
 use serde::Serialize;
 
 use super::day::Day;
 use super::text::{Columns, count, duration, key_values, opt_duration};
+
+/// Snapshots that are named for people; JSON has all.
+const LISTED_IDS: usize = 10;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
@@ -20,8 +24,17 @@ pub enum Format {
 pub struct DailyReport {
     pub day: Day,
     pub figures: DayFigures,
-    /// One for each target that the queue knows.
+    /// One for each target that the queue knows and the catalog has.
     pub balances: Vec<Balance>,
+    pub not_counted: Vec<NotCounted>,
+}
+
+/// A target whose snapshots cannot be counted any more.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NotCounted {
+    pub table: TableName,
+    pub target: RefName,
+    pub why: String,
 }
 
 impl DailyReport {
@@ -58,6 +71,7 @@ impl DailyReport {
             "day": self.day,
             "figures": self.figures,
             "balances": balances,
+            "not_counted": self.not_counted,
             "adds_up": self.adds_up(),
         })
     }
@@ -78,6 +92,9 @@ impl DailyReport {
         for balance in &self.balances {
             text.push_str(&format!("\n{}\n", balance_lines(balance).join("\n  ")));
         }
+        for NotCounted { table, target, why } in &self.not_counted {
+            text.push_str(&format!("\n{table} {target}: not counted, {why}\n"));
+        }
         text
     }
 
@@ -92,6 +109,9 @@ impl DailyReport {
         }
         for balance in &self.balances {
             text.push_str(&format!("- {}\n", balance_lines(balance).join("\n  - ")));
+        }
+        for NotCounted { table, target, why } in &self.not_counted {
+            text.push_str(&format!("- {table} {target}: not counted, {why}\n"));
         }
         text
     }
@@ -218,8 +238,9 @@ fn balance_lines(balance: &Balance) -> Vec<String> {
     let sign = if balance.holds() { "=" } else { "<>" };
     let verdict = if balance.holds() { "adds up" } else { "DOES NOT ADD UP" };
     let mut lines = vec![format!(
-        "{table} {target}: {on_target} snapshots on the target {sign} {landed} landed + {maintenance} \
-         maintenance + {bypass} bypass  ({verdict})"
+        "{table} {target}: {} on the target {sign} {landed} landed + {maintenance} maintenance + {bypass} \
+         bypass  ({verdict})",
+        count(*on_target, "snapshot")
     )];
     for (ids, meaning) in [
         (unexplained, "nobody knows how they came there"),
@@ -227,8 +248,11 @@ fn balance_lines(balance: &Balance) -> Vec<String> {
         (ambiguous, "recorded in more than one way"),
     ] {
         if !ids.is_empty() {
-            let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
-            lines.push(format!("{meaning}: {}", ids.join(", ")));
+            let mut list: Vec<String> = ids.iter().take(LISTED_IDS).map(ToString::to_string).collect();
+            if ids.len() > LISTED_IDS {
+                list.push(format!("and {} more", ids.len() - LISTED_IDS));
+            }
+            lines.push(format!("{meaning}: {}", list.join(", ")));
         }
     }
     if *cut {
@@ -243,7 +267,7 @@ fn indent(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use mergeberg_kernel::ids::{RefName, RequestId, SnapshotId};
+    use mergeberg_kernel::ids::{RequestId, SnapshotId};
     use mergeberg_kernel::reason::ReasonCode;
     use mergeberg_kernel::state::RequestState;
     use mergeberg_kernel::summary::{DayRows, EndedRequest, OpenRequest, TargetHistory, day_figures};
@@ -292,6 +316,7 @@ mod tests {
                 maintenance: ids(&[13]),
                 bypass: Vec::new(),
             })],
+            not_counted: Vec::new(),
         }
     }
 
@@ -399,6 +424,7 @@ nyc.flights main: 4 snapshots on the target <> 2 landed + 1 maintenance + 0 bypa
             day: Day::parse("2013-11-03", "America/New_York").unwrap(),
             figures: day_figures(&DayRows::default(), 0),
             balances: Vec::new(),
+            not_counted: Vec::new(),
         };
         let expected = "\
 Queue summary of 2013-11-03 (America/New_York, 25 h)

@@ -5,5 +5,5 @@ mod daily;
 mod day;
 pub mod text;
 
-pub use daily::{DailyReport, Format};
+pub use daily::{DailyReport, Format, NotCounted};
 pub use day::{Day, DayError};
