@@ -52,9 +52,7 @@ impl From<TableError> for ReplayError {
 pub fn reads_table(query: &str, alias: &str) -> bool {
     let dialect = GenericDialect {};
     match Tokenizer::new(&dialect, query).tokenize() {
-        Ok(tokens) => {
-            tokens.iter().any(|token| matches!(token, Token::Word(word) if word.value == alias))
-        }
+        Ok(tokens) => tokens.iter().any(|token| matches!(token, Token::Word(word) if word.value == alias)),
         Err(_) => true,
     }
 }

@@ -79,11 +79,8 @@ pub async fn overwrite_where(
     let counters = Arc::new(ScanCounters::default());
     let reader = Arc::new(RowReader::new(&input.table, schema_id)?);
     let target = |files: &[LiveFile]| {
-        let files = files
-            .iter()
-            .zip(0_i32..)
-            .map(|(file, origin)| ScanFile { file: file.clone(), origin })
-            .collect();
+        let files =
+            files.iter().zip(0_i32..).map(|(file, origin)| ScanFile { file: file.clone(), origin }).collect();
         FilesTable::new(Arc::clone(&reader), files, engine.parallelism(), Arc::clone(&counters))
     };
     let affected_table = target(&affected).with_origin();
@@ -161,7 +158,8 @@ impl Job {
         mixed: &BTreeSet<usize>,
         added: &mut Vec<NewDataFile>,
     ) -> Result<(), ReplayError> {
-        let options = SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
+        let options =
+            SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
         let frame = self.session.sql_with_options(&self.query, options).await.map_err(failed)?;
         let matches = self.session.parse_sql_expr(&self.filter, frame.schema()).map_err(failed)?;
         let shaped = self.shape(frame)?;
@@ -233,8 +231,7 @@ impl Job {
     async fn write_survivors(&self, mixed: &BTreeSet<usize>) -> Result<Vec<NewDataFile>, ReplayError> {
         let frame = self.session.table(AFFECTED).await.map_err(failed)?;
         let matches = self.session.parse_sql_expr(&self.filter, frame.schema()).map_err(failed)?;
-        let files: Vec<Expr> =
-            mixed.iter().filter_map(|at| i32::try_from(*at).ok()).map(lit).collect();
+        let files: Vec<Expr> = mixed.iter().filter_map(|at| i32::try_from(*at).ok()).map(lit).collect();
         let survivors = frame
             .filter(column(&self.origin).in_list(files, false))
             .and_then(|frame| frame.filter(matches.is_not_true()))
@@ -284,10 +281,7 @@ fn inside_filter(
             "the query gives rows outside of its own filter ({filter})"
         )));
     }
-    rows.fetch_add(
-        i64::try_from(batch.num_rows()).unwrap_or(i64::MAX),
-        std::sync::atomic::Ordering::Relaxed,
-    );
+    rows.fetch_add(i64::try_from(batch.num_rows()).unwrap_or(i64::MAX), std::sync::atomic::Ordering::Relaxed);
     let keep: Vec<usize> = (0..at).collect();
     Ok(batch.project(&keep)?)
 }
@@ -378,4 +372,3 @@ impl From<CheckError> for ReplayError {
         Self::request(ReasonCode::ReplayFailed, error.to_string())
     }
 }
-

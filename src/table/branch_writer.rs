@@ -89,11 +89,7 @@ impl BranchWriter {
 
     /// Writes one snapshot and gives its id. A branch that does not exist is created, with the target's
     /// `main` untouched.
-    pub async fn write(
-        &self,
-        table: &TableName,
-        write: BranchWrite,
-    ) -> Result<SnapshotId, BranchWriteError> {
+    pub async fn write(&self, table: &TableName, write: BranchWrite) -> Result<SnapshotId, BranchWriteError> {
         let BranchWrite { branch, label, rows, remove, summary } = write;
         let first = self.catalog.load(table).await?;
         let files = DataFileWriter::write_batches(&first, first.facts.current_schema_id, rows).await?;

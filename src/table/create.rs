@@ -90,8 +90,7 @@ impl SqlCatalog {
         name: &TableName,
         definition: &TableDefinition,
     ) -> Result<Arc<LoadedTable>, CatalogError> {
-        let invalid =
-            |e: iceberg::Error| CatalogError::Refused(format!("{name} cannot be created: {e}"));
+        let invalid = |e: iceberg::Error| CatalogError::Refused(format!("{name} cannot be created: {e}"));
         let schema = definition.schema().map_err(invalid)?;
         let spec = definition.spec(&schema).map_err(invalid)?;
         self.create_table(name, schema, spec, definition.properties.clone()).await

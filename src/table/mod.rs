@@ -23,4 +23,6 @@ mod snapshot_summary;
 pub mod snapshot_writer;
 pub mod sql_catalog;
 #[cfg(test)]
+pub mod test_orders;
+#[cfg(test)]
 mod writer_test_support;

@@ -174,5 +174,3 @@ impl Worker {
 /// Summary keys in which engines name themselves.
 const ENGINE_NAME: &str = "engine-name";
 const APP_ID: &str = "app-id";
-
-

@@ -229,7 +229,6 @@ impl Worker {
         };
         Ok(SourceChange { change, proof, parent_files, filter, reads_target })
     }
-
 }
 
 /// The class that the request was enqueued under; the shipped default when the policy lost it.

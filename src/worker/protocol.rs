@@ -317,7 +317,9 @@ impl Worker {
                         event,
                         train: Some(train.clone()),
                         classification: None,
-                        detail: None,
+                        // Rule D5: rows that the target loses although the branch never saw them are told.
+                        detail: (car.vanished_rows > 0)
+                            .then(|| json!({ "vanished-rows": car.vanished_rows })),
                     })
                     .collect();
                 self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
@@ -580,11 +582,7 @@ pub(super) fn waits_for_operator(row: &crate::ledger::RequestRow) -> bool {
 
 /// Each request with the snapshot that publishes it.
 pub(super) fn landed_of(intent: &Intent) -> Vec<(RequestId, SnapshotId)> {
-    intent
-        .cars
-        .iter()
-        .filter_map(|car| car.candidates.last().map(|tail| (car.request, *tail)))
-        .collect()
+    intent.cars.iter().filter_map(|car| car.candidates.last().map(|tail| (car.request, *tail))).collect()
 }
 
 fn requests_of(candidates: &Candidates) -> impl Iterator<Item = RequestId> {

@@ -159,15 +159,15 @@ impl Worker {
         lane: &Lane,
         policy: &Arc<mergeberg_kernel::policy::TablePolicy>,
     ) -> Result<Progress, WorkerError> {
-        let table = match self.find_table(lane).await? {
-            Found::Table(table) => table,
+        match self.find_table(lane).await? {
+            Found::Table => {}
             Found::Refuse(code, text) => {
                 return self.all_waiting(epoch, lane, RequestEvent::Refuse(code), &text).await;
             }
             Found::Hold(code, text) => {
                 return self.all_waiting(epoch, lane, RequestEvent::Hold(code), &text).await;
             }
-        };
+        }
         if !self.settle_lane(epoch, lane).await? {
             let text = "the outcome of a landing is not known yet";
             return self.all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TableHeld), text).await;
@@ -242,7 +242,7 @@ impl Worker {
     /// The table of a lane under its name; another uuid, a new name and no table at all are told apart.
     async fn find_table(&self, lane: &Lane) -> Result<Found, WorkerError> {
         match self.catalog.load(&lane.table).await {
-            Ok(table) if table.facts.uuid == lane.uuid => return Ok(Found::Table(table)),
+            Ok(table) if table.facts.uuid == lane.uuid => return Ok(Found::Table),
             Ok(_) | Err(CatalogError::NotFound(_)) => {}
             Err(CatalogError::Unreadable { message, location, .. }) => {
                 let text = format!("{location}: {message}");
@@ -273,7 +273,7 @@ impl Worker {
 const MAX_DRAIN_FAILURES: u32 = 8;
 
 enum Found {
-    Table(Arc<LoadedTable>),
+    Table,
     Refuse(ReasonCode, String),
     Hold(ReasonCode, String),
 }

@@ -151,9 +151,7 @@ impl Worker {
                 .copied()
                 .filter(|id| !reachable.contains(id))
                 // Only what we made: a fast-forwarded snapshot is the branch's own.
-                .filter(|id| {
-                    facts.snapshots.get(*id).is_some_and(|s| s.summary.contains_key(REQUEST_KEY))
-                })
+                .filter(|id| facts.snapshots.get(*id).is_some_and(|s| s.summary.contains_key(REQUEST_KEY)))
                 .collect();
             if at.is_none() && removable.is_empty() {
                 return Ok(true);

@@ -36,7 +36,6 @@ pub(super) struct StagedCar {
     pub candidates: Vec<SnapshotId>,
     pub only_adds: bool,
     pub touched: BTreeSet<Arc<Partition>>,
-    pub added_paths: BTreeSet<Arc<str>>,
     /// Rows that the target loses although the branch did not remove them (rule D5), for people.
     pub vanished_rows: i64,
 }
@@ -74,7 +73,6 @@ pub(super) enum Staging {
 struct PreparedCar {
     changes: Vec<SnapshotChange>,
     touched: BTreeSet<Arc<Partition>>,
-    added_paths: BTreeSet<Arc<str>>,
     only_adds: bool,
     vanished_rows: i64,
     new_files: Vec<Arc<str>>,
@@ -117,22 +115,12 @@ impl Worker {
                 let candidates = facts.snapshots.after(gathered.head, car.pinned).unwrap_or_default();
                 chain_start = facts.snapshots.get(car.pinned);
                 let touched = mergeberg_kernel::classify::touched(&car.classification.units);
-                let net = NetFiles::of(changes_of(&car.classification.units));
-                let added_paths = car
-                    .classification
-                    .units
-                    .iter()
-                    .flat_map(Unit::added)
-                    .filter(|f| net.is_added(&f.path))
-                    .map(|f| Arc::clone(&f.path))
-                    .collect();
                 let only_adds = car.classification.units.iter().all(|u| u.removed().next().is_none());
                 staged.push(StagedCar {
                     parent: gathered.head,
                     candidates,
                     only_adds,
                     touched,
-                    added_paths,
                     vanished_rows: 0,
                     car,
                 });
@@ -141,14 +129,8 @@ impl Worker {
             match self.prepare(gathered, &car, &mut taken_ids).await? {
                 Preparation::Failure(code, text) => failures.push(CarFailure { request, code, text }),
                 Preparation::Car(prepared) => {
-                    let PreparedCar {
-                        changes: own,
-                        touched,
-                        added_paths,
-                        only_adds,
-                        vanished_rows,
-                        new_files: own_files,
-                    } = *prepared;
+                    let PreparedCar { changes: own, touched, only_adds, vanished_rows, new_files: own_files } =
+                        *prepared;
                     let candidates: Vec<SnapshotId> = own.iter().map(|c| c.id).collect();
                     for id in &candidates {
                         owners.insert(*id, request);
@@ -160,7 +142,6 @@ impl Worker {
                         candidates,
                         only_adds,
                         touched,
-                        added_paths,
                         vanished_rows,
                         car,
                     });
@@ -225,7 +206,6 @@ impl Worker {
         let mut prepared = PreparedCar {
             changes: Vec::new(),
             touched: BTreeSet::new(),
-            added_paths: BTreeSet::new(),
             only_adds: true,
             vanished_rows: 0,
             new_files: Vec::new(),
@@ -267,13 +247,9 @@ impl Worker {
                 continue;
             }
             let added = self.store.added_files(&gathered.table, source).await?;
-            prepared.added_paths.extend(added.iter().map(|f| Arc::clone(&f.fact.path)));
             prepared.touched.extend(change.partitions().cloned());
             prepared.only_adds &= change.removed.is_empty();
             overlay.apply(change);
-            for file in &change.removed {
-                prepared.added_paths.remove(&file.path);
-            }
             prepared.changes.push(SnapshotChange {
                 id: self.fresh_id(gathered, taken_ids),
                 label: change.label.clone(),
@@ -319,13 +295,13 @@ impl Worker {
                     inputs,
                     expected_rows: unit.record.as_ref().and_then(|r| r.expected_rows),
                 };
-                let replayed = crate::replay::overwrite_where(&self.engine, &self.store, &*self.catalog, &input).await;
+                let replayed =
+                    crate::replay::overwrite_where(&self.engine, &self.store, &*self.catalog, &input).await;
                 match replayed {
                     Ok(outcome) => {
                         let new: Vec<Arc<str>> =
                             outcome.added.iter().map(|f: &NewDataFile| Arc::clone(&f.fact.path)).collect();
-                        prepared.new_files.extend(new.iter().cloned());
-                        prepared.added_paths.extend(new);
+                        prepared.new_files.extend(new);
                         prepared.touched.extend(outcome.touched.iter().cloned());
                         (outcome.added.into_iter().map(AddedFile::from).collect(), outcome.removed)
                     }
@@ -424,10 +400,6 @@ impl Worker {
             }
         }
         prepared.touched.extend(partitions);
-        prepared.added_paths.extend(add.keys().cloned());
-        for path in &remove {
-            prepared.added_paths.remove(path);
-        }
         Ok(Ok((add.into_values().collect(), remove)))
     }
 

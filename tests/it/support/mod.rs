@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use datafusion::arrow::array::{ArrayRef, Date32Array, Decimal128Array, Int64Array, RecordBatch, StringArray};
+use datafusion::arrow::array::{
+    ArrayRef, Date32Array, Decimal128Array, Int64Array, RecordBatch, StringArray,
+};
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
 use mergeberg::config::PolicyFolder;
 use mergeberg::ledger::{Enqueued, Ledger, NewRequest, RequestRow};
@@ -113,7 +115,8 @@ impl House {
         let warehouse = format!("file://{}", dir.join("warehouse").display());
         let clock = Arc::clone(clock);
         // Every look at the clock is a new millisecond, so that no two snapshots share one.
-        let clock: Arc<dyn Fn() -> i64 + Send + Sync> = Arc::new(move || clock.fetch_add(1, Ordering::SeqCst));
+        let clock: Arc<dyn Fn() -> i64 + Send + Sync> =
+            Arc::new(move || clock.fetch_add(1, Ordering::SeqCst));
         if create {
             SqlCatalog::create("test", &uri, &warehouse, clock).await.unwrap()
         } else {
@@ -135,7 +138,8 @@ impl House {
             clock: reader(&clock),
             random: random.clone(),
         };
-        let worker = Self::worker_over(&dir, Arc::clone(&catalog) as Arc<dyn Catalog>, &ledger, &clock, "worker-1");
+        let worker =
+            Self::worker_over(&dir, Arc::clone(&catalog) as Arc<dyn Catalog>, &ledger, &clock, "worker-1");
         Self { dir, catalog, ledger, writer, worker, clock, table }
     }
 
@@ -325,7 +329,8 @@ impl House {
                 }
             }
         }
-        let left: Vec<_> = table.facts.refs.keys().filter(|r| r.as_str().starts_with("mergeberg/tmp/")).collect();
+        let left: Vec<_> =
+            table.facts.refs.keys().filter(|r| r.as_str().starts_with("mergeberg/tmp/")).collect();
         assert!(left.is_empty(), "temporary branches are left: {left:?}");
     }
 }
@@ -333,8 +338,7 @@ impl House {
 /// Runs a worker until nothing more can be done.
 pub async fn drain(worker: &Worker) {
     let (_stop, stopped) = tokio::sync::watch::channel(false);
-    let options =
-        RunOptions { drain: true, poll: std::time::Duration::from_millis(20), lease_ms: 60_000 };
+    let options = RunOptions { drain: true, poll: std::time::Duration::from_millis(20), lease_ms: 60_000 };
     worker.run(options, stopped).await.unwrap();
 }
 
