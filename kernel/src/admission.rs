@@ -16,6 +16,7 @@ use crate::ids::{RefName, RequestId, SnapshotId};
 use crate::lineage::BaseFinding;
 use crate::policy::{AfterLanding, ClassPolicy, OnSourceMoved};
 use crate::reason::ReasonCode;
+use crate::structure::StructureId;
 use crate::unit::{Unit, UnitRefusal, UnitScope};
 
 /// Where the source branch stands now, against the pin.
@@ -38,6 +39,8 @@ pub enum StructureStanding {
     Barrier,
     /// Waits for a reviewer.
     InReview,
+    /// Not accepted, and no review item speaks of it yet: one has to be opened.
+    Unknown(StructureId),
     Rejected,
     /// Accepted, but what was written cannot be read as the table's present schema.
     Unreadable(String),
@@ -259,7 +262,7 @@ fn consider(
     }
     match &facts.structure {
         StructureStanding::Accepted | StructureStanding::Barrier => {}
-        StructureStanding::InReview => {
+        StructureStanding::InReview | StructureStanding::Unknown(_) => {
             return Err(Verdict::InReview {
                 text: "written under a structure that no reviewer has accepted yet".to_owned(),
             });

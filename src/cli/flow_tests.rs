@@ -119,6 +119,8 @@ impl Queue {
             Command::Review(command) => review::run(&self.context, command).await,
             Command::Report(command) => report::run(&self.context, command).await,
             Command::Policy(command) => policy::run(&self.context, command).await,
+            Command::Plan(args) => super::plan::run(&self.context, &args).await,
+            Command::Worker(args) => super::worker::run(&self.context, &args).await,
             Command::Init(_) | Command::Migrate => panic!("has its own tests"),
         }
     }

@@ -12,6 +12,7 @@ mod explain;
 #[cfg(test)]
 mod flow_tests;
 mod init;
+mod plan;
 mod policy;
 pub mod report;
 mod request;
@@ -19,6 +20,7 @@ mod review;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod wait;
+pub mod worker;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -52,6 +54,8 @@ pub struct Cli {
 pub enum Command {
     /// Set up a folder: mergeberg.toml, an example policy, the ledger.
     Init(init::InitArgs),
+    Worker(worker::WorkerArgs),
+    Plan(plan::PlanArgs),
     /// Put branches into the queue and follow them.
     #[command(subcommand)]
     Request(request::RequestCommand),
@@ -105,6 +109,8 @@ async fn run(cli: Cli) -> Result<Answer, UserError> {
             })?;
             init::init(&here, config.as_deref(), &args).await
         }
+        Command::Worker(args) => worker::run(&context()?, &args).await,
+        Command::Plan(args) => plan::run(&context()?, &args).await,
         Command::Request(command) => request::run(&context()?, command).await,
         Command::Branch(command) => branch::run(&context()?, command).await,
         Command::Review(command) => review::run(&context()?, command).await,

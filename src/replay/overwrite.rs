@@ -108,11 +108,10 @@ pub async fn overwrite_where(
         query: input.query.to_owned(),
         expected_rows: input.expected_rows,
     };
-    let outcome = engine
+    engine
         .run(REPLAY_TIME_BOUND, async move { Ok(job.run().await) })
         .await
-        .map_err(|e| ReplayError::request(ReasonCode::ReplayFailed, e.to_string()))?;
-    outcome
+        .map_err(|e| ReplayError::request(ReasonCode::ReplayFailed, e.to_string()))?
 }
 
 /// The part that runs on the engine's threads.

@@ -78,7 +78,7 @@ impl BranchWriter {
         for _ in 0..MAX_TRIES {
             let loaded = self.catalog.load(table).await?;
             let updates = vec![Update::SetRef(reference.clone())];
-            match self.catalog.commit(&loaded, &[absent.clone()], updates).await {
+            match self.catalog.commit(&loaded, std::slice::from_ref(&absent), updates).await {
                 CommitOutcome::Landed(_) => return Ok(()),
                 CommitOutcome::PointerMoved => {}
                 outcome => return Err(refused(outcome, branch)),

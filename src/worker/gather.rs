@@ -117,7 +117,7 @@ impl Worker {
             if let Some(base) = base_id
                 && !pinned_on_target
             {
-                self.gather_source(&table, lane, row, base, &line, structures, &policy, &mut request).await?;
+                self.gather_source(&table, row, base, &line, structures, &policy, &mut request).await?;
                 all_fresh &= is_fresh(&table, lane, row, self.now_ms());
             }
             requests.push(request);
@@ -163,7 +163,6 @@ impl Worker {
     async fn gather_source(
         &self,
         table: &LoadedTable,
-        lane: &Lane,
         row: &RequestRow,
         base: Option<SnapshotId>,
         line: &Line,
@@ -186,7 +185,7 @@ impl Worker {
             }
         }
         let sets: Vec<&ChangeSet> = changes.iter().map(|c| c.change.as_ref()).collect();
-        request.structure = self.standing(lane, table, structures, &sets, line).await?;
+        request.structure = structures.standing(table, &sets, line);
         request.units = match unreadable_record(&changes, table) {
             Some(refusal) => Err(refusal),
             None => units(&changes, &request.class),

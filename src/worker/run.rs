@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mergeberg_kernel::admission::StructureStanding;
 use mergeberg_kernel::ids::{Epoch, TableName};
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::{RequestEvent, RequestState};
@@ -20,6 +21,9 @@ use crate::table::loaded::LoadedTable;
 
 /// How often another process's write to the ledger is looked for.
 const WATCH_EVERY: Duration = Duration::from_millis(25);
+
+/// Renewals within one lease.
+const HEARTBEATS_PER_LEASE: i64 = 3;
 
 /// How a worker runs.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +97,7 @@ impl Worker {
                 return Ok(Ended::Stopped);
             }
             self.ledger.renew(epoch, self.now_ms()).await?;
-            match self.tick(epoch).await {
+            match self.tick_with_heartbeat(epoch, options.lease_ms).await {
                 Ok(progress) => {
                     failures = 0;
                     if progress.changed {
@@ -120,6 +124,18 @@ impl Worker {
             tokio::select! {
                 changed = watcher.wait_for_change(WATCH_EVERY, options.poll) => { changed?; }
                 _ = stop.changed() => {}
+            }
+        }
+    }
+
+    /// A tick during which the lease is renewed: a check may take longer than it lasts.
+    async fn tick_with_heartbeat(&self, epoch: Epoch, lease_ms: i64) -> Result<Progress, WorkerError> {
+        let every = Duration::from_millis(u64::try_from(lease_ms / HEARTBEATS_PER_LEASE).unwrap_or(1).max(1));
+        let mut tick = std::pin::pin!(self.tick(epoch));
+        loop {
+            tokio::select! {
+                result = &mut tick => return result,
+                () = tokio::time::sleep(every) => self.ledger.renew(epoch, self.now_ms()).await?,
             }
         }
     }
@@ -210,6 +226,11 @@ impl Worker {
             }
             Err(error) => return Err(error),
         };
+        for request in &gathered.requests {
+            if let StructureStanding::Unknown(structure) = request.structure {
+                self.open_review(lane, &gathered.table, &structures, structure).await?;
+            }
+        }
         self.run_train(epoch, gathered).await
     }
 

@@ -38,15 +38,28 @@ impl Worker {
     ) -> Result<Structures, WorkerError> {
         let facts = &table.facts;
         let current = facts.structure();
-        let mut rows = self.ledger.accepted(&lane.uuid).await?;
-        if rows.is_empty() {
+        if self.ledger.accepted(&lane.uuid).await?.is_empty() {
             let by = Principal::new(FIRST_SIGHT);
             self.ledger.accept(&lane.uuid, current, &by, self.now_ms()).await?;
-            rows = self.ledger.accepted(&lane.uuid).await?;
         }
-        let accepted: Vec<StructureId> = rows.iter().map(|row| row.structure).collect();
-        if !accepted.contains(&current) {
-            self.open_review(lane, table, &accepted, current, policy).await?;
+        let known = self.known_structures(lane, table, policy).await?;
+        if !known.accepted.contains(&current) && !known.is_open_or_decided(current) {
+            self.open_review(lane, table, &known, current).await?;
+        }
+        Ok(known)
+    }
+
+    /// What is accepted, without writing anything. A table that the queue never saw counts as accepted.
+    pub(super) async fn known_structures(
+        &self,
+        lane: &Lane,
+        table: &LoadedTable,
+        policy: &Digest,
+    ) -> Result<Structures, WorkerError> {
+        let rows = self.ledger.accepted(&lane.uuid).await?;
+        let mut accepted: Vec<StructureId> = rows.iter().map(|row| row.structure).collect();
+        if accepted.is_empty() {
+            accepted.push(table.facts.structure());
         }
         let filter = ReviewFilter { table_uuid: Some(lane.uuid.clone()), ..ReviewFilter::default() };
         let reviews = self.ledger.reviews(&filter).await?;
@@ -62,15 +75,14 @@ impl Worker {
         })
     }
 
-    async fn open_review(
+    pub(super) async fn open_review(
         &self,
         lane: &Lane,
         table: &LoadedTable,
-        accepted: &[StructureId],
+        structures: &Structures,
         structure: StructureId,
-        policy: &Digest,
     ) -> Result<(), WorkerError> {
-        let Some(before) = accepted.last() else { return Ok(()) };
+        let Some(before) = structures.accepted.last() else { return Ok(()) };
         let changes: Vec<StructureChange> = structure_changes(&table.facts, *before, structure);
         self.ledger
             .open_review(
@@ -80,71 +92,55 @@ impl Worker {
                     structure,
                     binding: binding(&changes),
                     changes,
-                    policy: policy.clone(),
+                    policy: structures.policy.clone(),
                 },
                 self.now_ms(),
             )
             .await?;
         Ok(())
     }
+}
+
+impl Structures {
+    fn is_open_or_decided(&self, structure: StructureId) -> bool {
+        self.decided.get(&structure).is_some_and(|word| *word != ReviewWord::Lapsed)
+    }
 
     /// How the structure under which a source was written stands.
-    pub(super) async fn standing(
-        &self,
-        lane: &Lane,
-        table: &LoadedTable,
-        structures: &Structures,
-        changes: &[&ChangeSet],
-        target: &Line,
-    ) -> Result<StructureStanding, WorkerError> {
+    pub fn standing(&self, table: &LoadedTable, changes: &[&ChangeSet], target: &Line) -> StructureStanding {
         let facts = &table.facts;
         let schemas: BTreeSet<SchemaId> = changes.iter().filter_map(|c| c.schema_id).collect();
         let specs: BTreeSet<SpecId> =
             changes.iter().flat_map(|c| &c.added).map(|f| f.partition.spec_id).collect();
+        for spec_id in &specs {
+            if !self.accepted.iter().any(|s| s.spec_id == *spec_id) {
+                return self.unaccepted(StructureId { spec_id: *spec_id, ..facts.structure() });
+            }
+        }
         let mut barrier = false;
         for schema_id in &schemas {
-            if !structures.accepted.iter().any(|s| s.schema_id == *schema_id) {
-                let structure = StructureId { schema_id: *schema_id, ..facts.structure() };
-                return self.unaccepted(lane, table, structures, structure).await;
+            if !self.accepted.iter().any(|s| s.schema_id == *schema_id) {
+                return self.unaccepted(StructureId { schema_id: *schema_id, ..facts.structure() });
             }
-            if structures.reviewed.contains(schema_id) && !landed_under(table, *schema_id, target.ids()) {
-                barrier = true;
-            }
+            barrier |= self.reviewed.contains(schema_id) && !landed_under(table, *schema_id, target.ids());
             if let (Some(written), Some(current)) =
                 (facts.schemas.get(schema_id), facts.schemas.get(&facts.current_schema_id))
             {
                 let unreadable = unreadable_as(written, current);
                 if !unreadable.is_empty() {
                     let texts: Vec<&str> = unreadable.iter().map(|c| c.text.as_str()).collect();
-                    return Ok(StructureStanding::Unreadable(texts.join("; ")));
+                    return StructureStanding::Unreadable(texts.join("; "));
                 }
             }
         }
-        for spec_id in &specs {
-            if !structures.accepted.iter().any(|s| s.spec_id == *spec_id) {
-                let structure = StructureId { spec_id: *spec_id, ..facts.structure() };
-                return self.unaccepted(lane, table, structures, structure).await;
-            }
-        }
-        Ok(if barrier { StructureStanding::Barrier } else { StructureStanding::Accepted })
+        if barrier { StructureStanding::Barrier } else { StructureStanding::Accepted }
     }
 
-    async fn unaccepted(
-        &self,
-        lane: &Lane,
-        table: &LoadedTable,
-        structures: &Structures,
-        structure: StructureId,
-    ) -> Result<StructureStanding, WorkerError> {
-        match structures.decided.get(&structure) {
-            Some(ReviewWord::Rejected) => Ok(StructureStanding::Rejected),
-            Some(ReviewWord::Approved | ReviewWord::Open | ReviewWord::Lapsed) => {
-                Ok(StructureStanding::InReview)
-            }
-            None => {
-                self.open_review(lane, table, &structures.accepted, structure, &structures.policy).await?;
-                Ok(StructureStanding::InReview)
-            }
+    fn unaccepted(&self, structure: StructureId) -> StructureStanding {
+        match self.decided.get(&structure) {
+            Some(ReviewWord::Rejected) => StructureStanding::Rejected,
+            Some(ReviewWord::Approved | ReviewWord::Open) => StructureStanding::InReview,
+            Some(ReviewWord::Lapsed) | None => StructureStanding::Unknown(structure),
         }
     }
 }
