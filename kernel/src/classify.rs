@@ -243,7 +243,7 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
 fn refusal_text(code: ReasonCode) -> &'static str {
     match code {
         ReasonCode::OverlappingAppend => "appended to a partition that the target appended to meanwhile",
-        ReasonCode::StaleCompaction => "compacted files that are not live on the target any more",
+        ReasonCode::StaleCompaction => "compacted files that the target removed or deleted rows from since",
         other => other.meaning(),
     }
 }
@@ -357,6 +357,11 @@ fn meet_one(unit: &Unit, other: &TargetChange, net: &NetFiles, class: &ClassPoli
             if let Some(file) = gone {
                 meeting.refusal = Some(ReasonCode::StaleCompaction);
                 meeting.witness(unit, other.origin, file.path.to_string(), "compacted file is gone");
+            } else if !is_rewrite && let Some(place) = deletes_inside(unit, change) {
+                // The inputs are live, but rows of them may be deleted by now; the compacted file was
+                // made from the old content and would bring them back.
+                meeting.refusal = Some(ReasonCode::StaleCompaction);
+                meeting.witness(unit, other.origin, place, "compacted file may carry new deletes");
             }
         }
         UnitKind::DerivedAppend
@@ -394,6 +399,12 @@ fn shared_partition(unit: &Unit, change: &ChangeSet) -> Option<String> {
         }
     }
     None
+}
+
+/// A partition of the unit in which the other side added or removed delete files.
+fn deletes_inside(unit: &Unit, change: &ChangeSet) -> Option<String> {
+    let deletes = change.added_deletes.iter().chain(&change.removed_deletes);
+    deletes.map(|f| &f.partition).find(|p| unit.scope.covers(p)).map(|p| p.to_string())
 }
 
 /// Why a source cannot ride behind the cars ahead of it in one train, with a witness; `None`: it can.

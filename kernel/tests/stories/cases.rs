@@ -151,6 +151,18 @@ fn case_o10_a_label_alone_proves_no_compaction() {
 }
 
 #[test]
+fn case_o11_a_compaction_must_not_bring_deleted_rows_back() {
+    // The other direction of O11: the branch compacted A1 while main deleted a row of it. A1 is still
+    // live, but its compacted form holds the deleted row.
+    let mut h = Story::ord();
+    h.compact("S2", "S1", "-A1@08-20 +A1c@08-20");
+    h.overwrite("S3", "S1", "+d:D1@08-20");
+    h.overwrite("S4", "S1", "+d:D1@08-21");
+    assert_eq!(h.merge("S2").onto("S3").word(), "refused stale-compaction");
+    assert_eq!(h.merge("S2").onto("S4").word(), "cherry-pick");
+}
+
+#[test]
 fn case_o12_a_delete_on_main_conflicts_with_a_copy_on_write_of_the_same_file() {
     let mut h = Story::ord();
     h.overwrite("S2", "S1", "-A1@08-20 +B1@08-20");
