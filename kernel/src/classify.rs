@@ -282,7 +282,10 @@ fn without_published(input: &ClassifyInput<'_>, net: &NetFiles) -> Result<Vec<Un
             }
             prefix += 1;
         } else {
-            if by_id || any_added_live {
+            // Half of an operation of two snapshots counts as well: what the published half removed is
+            // gone, and the other half alone would not be what the branch did.
+            let any_id = unit.snapshots().any(|id| input.published.contains_key(&id));
+            if any_id || any_added_live {
                 let id = unit.last_snapshot().unwrap_or(input.pinned);
                 return partly(format!("a part of snapshot {id} is on the target, a part is not"));
             }

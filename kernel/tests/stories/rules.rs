@@ -242,6 +242,16 @@ fn rule_c9_a_published_part_that_is_no_prefix_is_refused() {
 }
 
 #[test]
+fn rule_c9_half_of_an_operation_of_two_snapshots_is_partly_published() {
+    // The delete was published alone; its files are gone, and its append is still to come.
+    let mut h = Story::ord();
+    h.overwrite("S2", "S1", "-A2@08-21").labelled("delete");
+    h.append("S3", "S2", "+B1@08-21");
+    h.overwrite("S4", "S1", "-A2@08-21").labelled("delete").publishes("S2");
+    assert_eq!(h.merge("S3").onto("S4").word(), "refused partially-published");
+}
+
+#[test]
 fn rule_c9_compacted_after_it_was_published_is_published() {
     let mut h = Story::ord();
     h.append("S2", "S1", "+B1@08-22");
