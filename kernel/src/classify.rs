@@ -271,10 +271,9 @@ fn without_published(input: &ClassifyInput<'_>, net: &NetFiles) -> Result<Vec<Un
         let adds = unit.added().next().is_some();
         let any_added_live = unit.added().any(|f| net.is_added(&f.path));
         let by_content = adds && all_added_live && all_removed_gone;
-        // Replayed operations have other files than the branch; their stamp is the only trace, and the
-        // snapshot that carries it is in the target's ancestry.
         let every_id = unit.snapshots().all(|id| input.published.contains_key(&id));
-        let published = by_content || (by_id && (every_id || all_removed_gone));
+        let stamped = by_id && (every_id || all_removed_gone) && stamp_is_backed(unit, net);
+        let published = by_content || stamped;
         if published {
             if open_seen {
                 let id = unit.last_snapshot().unwrap_or(input.pinned);
@@ -293,6 +292,17 @@ fn without_published(input: &ClassifyInput<'_>, net: &NetFiles) -> Result<Vec<Un
         }
     }
     Ok(input.units[prefix..].to_vec())
+}
+
+/// A stamp is a summary, and a summary proves nothing by itself (promise 5): the target must have seen the
+/// unit's files since base, whatever became of them afterwards. Only a query that was run again wrote other
+/// files than the branch; there the stamp, in the target's ancestry, is the only trace.
+fn stamp_is_backed(unit: &Unit, net: &NetFiles) -> bool {
+    if unit.kind == UnitKind::OverwriteWhere {
+        return true;
+    }
+    let own = NetFiles::of(unit.changes.iter().map(Arc::as_ref));
+    unit.added().filter(|f| own.is_added(&f.path)).all(|f| net.is_added(&f.path) || net.is_gone(&f.path))
 }
 
 #[derive(Debug, Default)]

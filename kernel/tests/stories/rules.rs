@@ -271,6 +271,19 @@ fn rule_c9_a_replayed_operation_is_published_under_its_stamp() {
 }
 
 #[test]
+fn rule_c9_a_stamp_without_the_files_proves_nothing() {
+    // The target's summary says so, its manifests do not (promise 5).
+    let mut h = Story::ord();
+    h.append("S2", "S1", "+B1@08-22");
+    h.append("S3", "S1", "+C1@08-23").publishes("S2");
+    assert_eq!(h.merge("S2").onto("S3").word(), "refused partially-published");
+    let replace = record("r", Operation::ReplacePartitions);
+    h.overwrite("S4", "S1", "-A2@08-21 +B2@08-21").recorded(replace);
+    h.overwrite("S5", "S1", "-A2@08-21 +X@08-21").publishes("S4");
+    assert_eq!(h.merge("S4").onto("S5").word(), "refused partially-published");
+}
+
+#[test]
 fn rule_c9_rolled_back_is_not_published_again_by_itself() {
     let mut h = Story::ord();
     h.append("S2", "S1", "+B1@08-22");
