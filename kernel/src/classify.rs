@@ -196,7 +196,9 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
 
     let own: BTreeSet<SnapshotId> = input.units.iter().flat_map(Unit::snapshots).collect();
     let others = input.target_side.changes().iter().filter(|t| !is_own(t, &own, input.published));
-    let meeting = meet(&remaining, others, net, input.class);
+    let mut meeting = meet(&remaining, others, net, input.class);
+    let prefix = &input.units[..input.units.len() - remaining.len()];
+    meet_replayed_prefix(prefix, &remaining, net, input.published, &mut meeting);
     if let Some(code) = meeting.refusal {
         return Classification {
             class: Class::Refused(code),
@@ -398,6 +400,35 @@ fn meet_one(unit: &Unit, other: &TargetChange, net: &NetFiles, class: &ClassPoli
                 meeting.rebase = true;
                 let rule = if blind { "appended inside its scope" } else { "changed inside its scope" };
                 meeting.witness(unit, other.origin, partition.to_string(), rule);
+            }
+        }
+    }
+}
+
+/// A published prefix that was run again left other files on the target than on the branch. What is left of
+/// the branch cannot be picked when it removes one of those that never came.
+fn meet_replayed_prefix(
+    prefix: &[Unit],
+    remaining: &[Unit],
+    net: &NetFiles,
+    published: &HashMap<SnapshotId, SnapshotId>,
+    meeting: &mut Meeting,
+) {
+    for earlier in prefix {
+        let Some(publisher) = earlier.last_snapshot().and_then(|id| published.get(&id)) else { continue };
+        let absent: BTreeSet<&Arc<str>> = earlier
+            .added()
+            .map(|f| &f.path)
+            .filter(|path| !net.is_added(path) && !net.is_gone(path))
+            .collect();
+        if absent.is_empty() {
+            continue;
+        }
+        for unit in remaining {
+            if let Some(file) = unit.removed().find(|f| absent.contains(&f.path)) {
+                meeting.rebase = true;
+                let (other, place) = (Origin::Target(*publisher), file.path.to_string());
+                meeting.witness(unit, other, place, "removed file was never on the target");
             }
         }
     }

@@ -284,6 +284,19 @@ fn rule_c9_a_stamp_without_the_files_proves_nothing() {
 }
 
 #[test]
+fn rule_c9_what_follows_a_replayed_prefix_is_not_picked_onto_files_that_are_not_there() {
+    let mut h = Story::ord();
+    h.overwrite("S2", "S1", "-A2@08-21 +B1@08-21").recorded(overwrite_where("f")).filtered(day_is("08-21"));
+    h.overwrite("S3", "S2", "-B1@08-21 +B2@08-21");
+    // S2 was run again: its rows are in R1, and B1 never came to the target.
+    h.append("S4", "S1", "+C1@08-21");
+    h.overwrite("S5", "S4", "-A2@08-21 -C1@08-21 +R1@08-21").publishes("S2");
+    let merge = h.merge("S3").onto("S5").classify();
+    assert_eq!(merge.class.word(), "rebase", "{}", merge.text);
+    assert!(merge.witnesses.iter().any(|w| w.place == "B1"), "{:?}", merge.witnesses);
+}
+
+#[test]
 fn rule_c9_rolled_back_is_not_published_again_by_itself() {
     let mut h = Story::ord();
     h.append("S2", "S1", "+B1@08-22");
