@@ -11,6 +11,7 @@ use crate::lineage::{BaseFinding, Side};
 use crate::partition::Partition;
 use crate::policy::{ClassPolicy, Isolation, Overlap};
 use crate::reason::ReasonCode;
+use crate::record::{Operation, RecordFinding};
 use crate::unit::{NetFiles, Unit, UnitKind};
 
 /// Witnesses listed with one classification, at most.
@@ -391,7 +392,7 @@ fn meet_one(unit: &Unit, other: &TargetChange, net: &NetFiles, class: &ClassPoli
             if is_rewrite {
                 return;
             }
-            let blind = change.only_adds() && change.label == "append";
+            let blind = is_blind_append(change);
             if blind && class.isolation == Isolation::Snapshot {
                 // Every removed file is live, and without delete files none carries new deletes.
                 return;
@@ -432,6 +433,16 @@ fn meet_replayed_prefix(
             }
         }
     }
+}
+
+/// Rule C2 for the other side: its record may say that it is more than it looks.
+fn is_blind_append(change: &ChangeSet) -> bool {
+    let recorded_as_append = match &change.record {
+        RecordFinding::Absent => true,
+        RecordFinding::Found(record) => record.operation == Operation::Append,
+        RecordFinding::Invalid(_) => false,
+    };
+    change.only_adds() && change.label == "append" && recorded_as_append
 }
 
 fn shared_partition(unit: &Unit, change: &ChangeSet) -> Option<String> {

@@ -37,6 +37,19 @@ fn rule_c2_the_class_may_say_that_appends_are_derived() {
 }
 
 #[test]
+fn rule_c2_a_recorded_target_side_is_not_blind_because_it_only_added() {
+    let snapshot = class(|c| c.isolation = Isolation::Snapshot);
+    let mut h = Story::ord();
+    h.overwrite("S2", "S1", "-A2@08-21 +B1@08-21");
+    h.append("S3", "S1", "+C1@08-21");
+    h.append("S4", "S1", "+C1@08-21").recorded(record("r", Operation::ReplacePartitions));
+    h.append("S5", "S1", "+C1@08-21").recorded(record("r", Operation::Append));
+    assert_eq!(h.merge("S2").onto("S3").under(&snapshot).word(), "cherry-pick");
+    assert_eq!(h.merge("S2").onto("S4").under(&snapshot).word(), "rebase");
+    assert_eq!(h.merge("S2").onto("S5").under(&snapshot).word(), "cherry-pick");
+}
+
+#[test]
 fn rule_c3_serializable_without_a_record_reads_the_whole_table() {
     let mut h = Story::empty();
     h.append("S1", "", "+A1@08-20 +A2@08-20");
