@@ -221,7 +221,7 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
                     first.change.snapshot
                 ));
             }
-            (append_kind(&changes, class), UnitScope::Partitions(partitions))
+            append_of(&changes, partitions, class)
         }
         Some(Operation::ReplacePartitions) => {
             let added: BTreeSet<&Arc<Partition>> =
@@ -248,10 +248,7 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
             (UnitKind::OverwriteWhere, scope)
         }
         None if is_empty => return Ok(None),
-        None if net_adds_only => match append_kind(&changes, class) {
-            UnitKind::BlindAppend => (UnitKind::BlindAppend, UnitScope::Partitions(partitions)),
-            kind => (kind, unrecorded_scope(partitions, class)),
-        },
+        None if net_adds_only => append_of(&changes, partitions, class),
         None if first.proof != RewriteProof::None && members.len() == 1 => {
             (UnitKind::Rewrite, UnitScope::Partitions(partitions))
         }
@@ -267,12 +264,17 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
     Ok(Some(Unit { kind, scope, changes, record }))
 }
 
-/// Rule C2: only adds, labelled append, in a class whose appends are blind.
-fn append_kind(changes: &[Arc<ChangeSet>], class: &ClassPolicy) -> UnitKind {
+/// Rule C2: only adds, labelled append, in a class whose appends are blind. A record that says `append`
+/// names no predicate and no read set, so it narrows nothing that a derived append depended on.
+fn append_of(
+    changes: &[Arc<ChangeSet>],
+    partitions: BTreeSet<Arc<Partition>>,
+    class: &ClassPolicy,
+) -> (UnitKind, UnitScope) {
     let labelled = changes.iter().all(|c| c.label == "append" || c.is_empty());
     match class.appends {
-        Appends::Blind if labelled => UnitKind::BlindAppend,
-        Appends::Blind | Appends::Derived => UnitKind::DerivedAppend,
+        Appends::Blind if labelled => (UnitKind::BlindAppend, UnitScope::Partitions(partitions)),
+        Appends::Blind | Appends::Derived => (UnitKind::DerivedAppend, unrecorded_scope(partitions, class)),
     }
 }
 

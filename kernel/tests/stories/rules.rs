@@ -37,6 +37,18 @@ fn rule_c2_the_class_may_say_that_appends_are_derived() {
 }
 
 #[test]
+fn rule_c2_an_append_record_does_not_loosen_a_derived_append() {
+    // It has no predicate and no read set, so it cannot narrow what the insert depended on (promise 5).
+    let derived = class(|c| c.appends = Appends::Derived);
+    let mut h = Story::ord();
+    h.append("S2", "S1", "+B1@08-22").recorded(record("r", Operation::Append));
+    h.append("S3", "S1", "+C1@08-23");
+    assert_eq!(h.merge("S2").onto("S3").under(&derived).word(), "refused conflict");
+    h.append("S4", "S1", "+B1@08-22").labelled("overwrite").recorded(record("r", Operation::Append));
+    assert_eq!(h.merge("S4").onto("S3").word(), "refused conflict");
+}
+
+#[test]
 fn rule_c2_a_recorded_target_side_is_not_blind_because_it_only_added() {
     let snapshot = class(|c| c.isolation = Isolation::Snapshot);
     let mut h = Story::ord();
