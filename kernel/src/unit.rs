@@ -202,6 +202,14 @@ fn replaces_whole_partitions(members: &[&SourceChange]) -> bool {
     parent_files.iter().all(|path| removed_paths.contains(path))
 }
 
+/// A file that the parent had in a partition from which files were removed, and that the members kept. A
+/// replay would drop it from the target though the branch did not.
+fn kept_file<'a>(members: &'a [SourceChange]) -> Option<&'a Arc<str>> {
+    let net = NetFiles::of(members.iter().map(|m| m.change.as_ref()));
+    let parents_files = members.iter().filter_map(|m| m.parent_files.as_deref()).flatten();
+    parents_files.into_iter().find(|path| !net.is_gone(path) && !net.is_added(path))
+}
+
 fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>, UnitRefusal> {
     let Some(first) = members.first() else { return Ok(None) };
     let changes: Vec<Arc<ChangeSet>> = members.iter().map(|m| Arc::clone(&m.change)).collect();
@@ -232,6 +240,11 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
                 return mismatch(format!(
                     "recorded as replace-partitions, but partition {} lost files and got none",
                     stray.partition
+                ));
+            }
+            if let Some(kept) = kept_file(members) {
+                return mismatch(format!(
+                    "recorded as replace-partitions, but file {kept} of a replaced partition was kept"
                 ));
             }
             (UnitKind::ReplacePartitions { derived: false }, UnitScope::Partitions(partitions))

@@ -228,6 +228,27 @@ fn rule_c7_the_same_record_id_makes_adjacent_snapshots_one_operation() {
 }
 
 #[test]
+fn a_record_that_does_not_say_what_the_branch_did_is_refused() {
+    let mut h = Story::empty();
+    h.append("S1", "", "+A1@08-20 +A2@08-21 +A3@08-21");
+    let replace = || record("r", Operation::ReplacePartitions);
+    let mismatch = |h: &Story, pinned: &str| h.merge(pinned).units().unwrap_err().code;
+
+    h.overwrite("S2", "S1", "-A1@08-20 +B1@08-20").recorded(record("r", Operation::Append));
+    assert_eq!(mismatch(&h, "S2"), ReasonCode::RecordMismatch);
+    h.overwrite("S3", "S1", "-A1@08-20 +B1@08-22").recorded(replace());
+    assert_eq!(mismatch(&h, "S3"), ReasonCode::RecordMismatch, "a partition was emptied, not replaced");
+    // A3 stayed on the branch; a replay would drop it from the target.
+    h.overwrite("S4", "S1", "-A2@08-21 +B1@08-21").recorded(replace());
+    assert_eq!(mismatch(&h, "S4"), ReasonCode::RecordMismatch);
+    // In two steps, or once more after a retry, it is the whole partition.
+    h.overwrite("S5", "S1", "-A2@08-21").recorded(replace());
+    h.overwrite("S6", "S5", "-A3@08-21 +B1@08-21").recorded(replace());
+    h.overwrite("S7", "S6", "-B1@08-21 +B2@08-21").recorded(replace());
+    assert_eq!(kinds(&h, "S7"), [UnitKind::ReplacePartitions { derived: false }]);
+}
+
+#[test]
 fn rule_c9_a_published_prefix_is_left_out_and_is_not_target_side() {
     let mut h = Story::ord();
     h.append("S2", "S1", "+B1@08-22");
