@@ -181,6 +181,8 @@ fn is_wide(facts: &RequestFacts, target: &TargetPlan<'_>) -> bool {
 struct Riding {
     changes: TargetSide,
     sources: BTreeSet<SnapshotId>,
+    /// The smallest batch size among the cars' classes: the bound holds for the train, whoever rides.
+    batch_size: Option<usize>,
     /// Set once a car rides alone: what the others then wait for.
     closed: Option<(ReasonCode, RequestId)>,
 }
@@ -195,6 +197,8 @@ fn take(facts: &RequestFacts, target: &TargetPlan<'_>, plan: &mut TrainPlan, sta
                 };
                 state.closed = Some((code, car.request));
             }
+            let own = car.class.batch_size;
+            state.batch_size = Some(state.batch_size.map_or(own, |smallest| smallest.min(own)));
             for unit in &car.classification.units {
                 state.sources.extend(unit.snapshots());
                 for change in &unit.changes {
@@ -319,7 +323,7 @@ fn consider(
         let code = if barrier { ReasonCode::BehindBarrier } else { ReasonCode::OverlapsAhead };
         return Err(hold(code, "runs alone, after the train that is planned now".to_owned()));
     }
-    if cars >= facts.class.batch_size {
+    if cars >= state.batch_size.map_or(facts.class.batch_size, |n| n.min(facts.class.batch_size)) {
         return Err(hold(ReasonCode::BatchFull, format!("the train has {cars} requests")));
     }
     if let Some((code, witnesses)) =

@@ -56,6 +56,19 @@ fn a_full_train_leaves_the_rest_for_the_next() {
 }
 
 #[test]
+fn a_class_of_small_trains_is_not_carried_in_a_long_one() {
+    // The bound holds for the train, whoever else rides in it.
+    let h = appends(4);
+    let (two, many) = (class(|c| c.batch_size = 2), class(|c| c.batch_size = 50));
+    let waiting = [
+        h.merge("S2").under(&two).request(1),
+        h.merge("S3").under(&many).request(2),
+        h.merge("S4").under(&many).request(3),
+    ];
+    assert_eq!(h.train("S1", &waiting), "1 fast-forward, 2 pick, 3 held batch-full");
+}
+
+#[test]
 fn a_held_request_names_the_one_that_it_waits_for() {
     let mut h = Story::ord();
     h.append("S2", "S1", "+B1@08-22");
