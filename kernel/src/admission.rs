@@ -16,7 +16,7 @@ use crate::ids::{RefName, RequestId, SnapshotId};
 use crate::lineage::BaseFinding;
 use crate::policy::{AfterLanding, ClassPolicy, OnSourceMoved};
 use crate::reason::ReasonCode;
-use crate::unit::{Unit, UnitRefusal, UnitScope};
+use crate::unit::{Unit, UnitKind, UnitRefusal, UnitScope};
 
 /// Where the source branch stands now, against the pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,18 +201,24 @@ fn take(facts: &RequestFacts, target: &TargetPlan<'_>, plan: &mut TrainPlan, sta
             state.batch_size = Some(state.batch_size.map_or(own, |smallest| smallest.min(own)));
             for unit in &car.classification.units {
                 state.sources.extend(unit.snapshots());
-                for change in &unit.changes {
-                    state.changes.push(TargetChange {
-                        change: Arc::clone(change),
-                        proof: RewriteProof::None,
-                        origin: Origin::Ahead(car.request),
-                    });
+                for change in as_ahead(car.request, unit) {
+                    state.changes.push(change);
                 }
             }
             plan.cars.push(car);
         }
         Err(verdict) => plan.verdicts.push((facts.request, verdict)),
     }
+}
+
+/// What a unit is to those behind it. Only a proof makes a unit a rewrite, and it holds for them too.
+fn as_ahead(request: RequestId, unit: &Unit) -> impl Iterator<Item = TargetChange> {
+    let proof = match unit.kind {
+        UnitKind::Rewrite => RewriteProof::Content,
+        _ => RewriteProof::None,
+    };
+    let origin = Origin::Ahead(request);
+    unit.changes.iter().map(move |change| TargetChange { change: Arc::clone(change), proof, origin })
 }
 
 fn consider(

@@ -119,6 +119,18 @@ fn rule_c4_snapshot_isolation_holds_inside_a_train_too() {
 }
 
 #[test]
+fn a_compaction_in_the_train_does_not_hold_an_append_back() {
+    let mut h = Story::empty();
+    h.append("S1", "", "+A1@08-20 +A2@08-20");
+    h.compact("S2", "S1", "-A1@08-20 -A2@08-20 +Z@08-20");
+    h.append("S3", "S1", "+B1@08-20");
+    assert_eq!(
+        h.train("S1", &[h.merge("S2").request(1), h.merge("S3").request(2)]),
+        "1 fast-forward, 2 pick"
+    );
+}
+
+#[test]
 fn structure_decides_before_data_does() {
     let h = appends(5);
     let unreadable = StructureStanding::Unreadable("column 3 is narrower".to_owned());
