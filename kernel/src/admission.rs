@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::change::RewriteProof;
+use crate::change::{ChangeSet, FileFact, RewriteProof};
 use crate::classify::{
     Class, Classification, ClassifyInput, Origin, TargetChange, TargetSide, Witness, blocked_by_ahead,
     classify,
@@ -16,6 +16,7 @@ use crate::ids::{RefName, RequestId, SnapshotId};
 use crate::lineage::BaseFinding;
 use crate::policy::{AfterLanding, ClassPolicy, OnSourceMoved};
 use crate::reason::ReasonCode;
+use crate::record::RecordFinding;
 use crate::unit::{Unit, UnitKind, UnitRefusal, UnitScope};
 
 /// Where the source branch stands now, against the pin.
@@ -205,6 +206,11 @@ fn take(facts: &RequestFacts, target: &TargetPlan<'_>, plan: &mut TrainPlan, sta
                     state.changes.push(change);
                 }
             }
+            if car.action == CarAction::Replay {
+                for change in replay_removes(&car, &facts.target_side) {
+                    state.changes.push(change);
+                }
+            }
             plan.cars.push(car);
         }
         Err(verdict) => plan.verdicts.push((facts.request, verdict)),
@@ -219,6 +225,42 @@ fn as_ahead(request: RequestId, unit: &Unit) -> impl Iterator<Item = TargetChang
     };
     let origin = Origin::Ahead(request);
     unit.changes.iter().map(move |change| TargetChange { change: Arc::clone(change), proof, origin })
+}
+
+/// A replay removes more than its branch did: what the target added inside the operation's scope since
+/// base goes as well. For the cars behind it those files are gone.
+fn replay_removes(car: &Car, target_side: &TargetSide) -> Vec<TargetChange> {
+    let mut changes = Vec::new();
+    for unit in &car.classification.units {
+        match unit.kind {
+            UnitKind::ReplacePartitions { .. } | UnitKind::OverwriteWhere => {}
+            // Re-added as they are, or never replayed.
+            UnitKind::BlindAppend | UnitKind::DerivedAppend | UnitKind::Rewrite | UnitKind::Opaque => {
+                continue;
+            }
+        }
+        let Some(last) = unit.changes.last() else { continue };
+        let since_base = target_side.changes().iter().flat_map(|t| &t.change.added);
+        let removed: Vec<FileFact> = since_base
+            .filter(|f| target_side.net().is_added(&f.path) && unit.scope.covers(&f.partition))
+            .cloned()
+            .collect();
+        if !removed.is_empty() {
+            let change = ChangeSet {
+                snapshot: last.snapshot,
+                schema_id: last.schema_id,
+                label: "overwrite".to_owned(),
+                record: RecordFinding::Absent,
+                added: Vec::new(),
+                removed,
+                added_deletes: Vec::new(),
+                removed_deletes: Vec::new(),
+            };
+            let origin = Origin::Ahead(car.request);
+            changes.push(TargetChange { change: Arc::new(change), proof: RewriteProof::None, origin });
+        }
+    }
+    changes
 }
 
 fn consider(

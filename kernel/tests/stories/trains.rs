@@ -131,6 +131,37 @@ fn a_compaction_in_the_train_does_not_hold_an_append_back() {
 }
 
 #[test]
+fn what_a_replay_ahead_will_remove_is_gone_for_those_behind_it() {
+    // Main appended C1 after the branches of request 1 were made. Request 1 runs its overwrite of the day
+    // again, C1 included; request 2 compacted C1 on a younger branch.
+    for recorded in [overwrite_where("f"), record("r", Operation::ReplacePartitions)] {
+        let mut h = Story::ord();
+        h.overwrite("S2", "S1", "-A2@08-21 +B1@08-21").recorded(recorded).filtered(day_is("08-21"));
+        h.append("S3", "S1", "+C1@08-21");
+        h.compact("S4", "S3", "-C1@08-21 +C1c@08-21");
+        let waiting = [h.merge("S2").onto("S3").request(1), h.merge("S4").onto("S3").request(2)];
+        assert_eq!(h.train("S3", &waiting), "1 replay, 2 held overlaps-ahead");
+    }
+}
+
+#[test]
+fn a_replay_ahead_reaches_where_its_filter_does() {
+    // The filter spans two days. On its branch it found rows of one; main has some of the other by now.
+    let both = mergeberg_kernel::filter::Filter::Or(vec![day_is("08-21"), day_is("08-22")]);
+    let mut h = Story::ord();
+    h.overwrite("S2", "S1", "-A2@08-21 +B1@08-21").recorded(overwrite_where("f")).filtered(both);
+    h.append("S3", "S1", "+C1@08-22");
+    h.overwrite("S4", "S3", "-C1@08-22 +D1@08-22");
+    h.append("S5", "S3", "+D2@08-23");
+    let waiting = [
+        h.merge("S2").onto("S3").request(1),
+        h.merge("S4").onto("S3").request(2),
+        h.merge("S5").onto("S3").request(3),
+    ];
+    assert_eq!(h.train("S3", &waiting), "1 replay, 3 pick, 2 held overlaps-ahead");
+}
+
+#[test]
 fn structure_decides_before_data_does() {
     let h = appends(5);
     let unreadable = StructureStanding::Unreadable("column 3 is narrower".to_owned());
