@@ -184,6 +184,8 @@ struct Riding {
     sources: BTreeSet<SnapshotId>,
     /// The smallest batch size among the cars' classes: the bound holds for the train, whoever rides.
     batch_size: Option<usize>,
+    /// Requests that wait for a car of this train: nobody who came later overtakes them to their harm.
+    waiting: Vec<(RequestId, Vec<Unit>, Arc<ClassPolicy>)>,
     /// Set once a car rides alone: what the others then wait for.
     closed: Option<(ReasonCode, RequestId)>,
 }
@@ -227,6 +229,34 @@ fn as_ahead(request: RequestId, unit: &Unit) -> impl Iterator<Item = TargetChang
     unit.changes.iter().map(move |change| TargetChange { change: Arc::clone(change), proof, origin })
 }
 
+/// Notes a request that is held behind this train. One whose scope is the whole table is not: it overlaps
+/// everybody, and yields until its age bound.
+fn wait(facts: &RequestFacts, units: Vec<Unit>, state: &mut Riding) {
+    if units.iter().all(|unit| unit.scope != UnitScope::Table) {
+        state.waiting.push((facts.request, units, Arc::clone(&facts.class)));
+    }
+}
+
+/// Would these units, landed first, conflict with one that came before them and waits? That one would then
+/// be refused or run again for what came after it (promise 7).
+fn harms_a_waiting_one(
+    request: RequestId,
+    units: &[Unit],
+    state: &Riding,
+) -> Option<(RequestId, Vec<Witness>)> {
+    if state.waiting.is_empty() {
+        return None;
+    }
+    let changes = units.iter().flat_map(|unit| as_ahead(request, unit));
+    let mine = TargetSide::new(changes.collect());
+    for (first, theirs, class) in &state.waiting {
+        if let Some((_, witnesses)) = blocked_by_ahead(theirs, &mine, &BTreeSet::new(), class) {
+            return Some((*first, witnesses));
+        }
+    }
+    None
+}
+
 /// A replay removes more than its branch did: what the target added inside the operation's scope since
 /// base goes as well. For the cars behind it those files are gone.
 fn replay_removes(car: &Car, target_side: &TargetSide) -> Vec<TargetChange> {
@@ -267,7 +297,7 @@ fn consider(
     facts: &RequestFacts,
     target: &TargetPlan<'_>,
     cars: usize,
-    state: &Riding,
+    state: &mut Riding,
 ) -> Result<Car, Verdict> {
     let refuse = |code, text: String| Verdict::Refuse { code, text, class: None, witnesses: Vec::new() };
     let hold = |code, text: String| Verdict::Hold { code, text, witnesses: Vec::new() };
@@ -372,6 +402,7 @@ fn consider(
         return Err(hold(code, "runs alone, after the train that is planned now".to_owned()));
     }
     if cars >= state.batch_size.map_or(facts.class.batch_size, |n| n.min(facts.class.batch_size)) {
+        wait(facts, classification.units, state);
         return Err(hold(ReasonCode::BatchFull, format!("the train has {cars} requests")));
     }
     if let Some((code, witnesses)) =
@@ -385,7 +416,13 @@ fn consider(
             Some(request) => format!("waits for request {request}"),
             None => "waits for an earlier request of the same source".to_owned(),
         };
+        wait(facts, classification.units, state);
         return Err(Verdict::Hold { code, text, witnesses });
+    }
+    if let Some((first, witnesses)) = harms_a_waiting_one(facts.request, &classification.units, state) {
+        wait(facts, classification.units, state);
+        let text = format!("waits for request {first}, which came first and waits itself");
+        return Err(Verdict::Hold { code: ReasonCode::OverlapsAhead, text, witnesses });
     }
     Ok(Car {
         request: facts.request,

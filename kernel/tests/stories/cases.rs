@@ -293,6 +293,29 @@ fn case_o36_a_broken_member_fails_alone() {
 }
 
 #[test]
+fn case_o38_a_later_request_does_not_overtake_one_that_it_would_hurt() {
+    // 2 waits for 1. Would 3 ride with 1, then 2 would be refused for what came after it.
+    let mut h = Story::ord();
+    h.append("S2", "S1", "+B1@08-22");
+    h.append("S3", "S1", "+B2@08-22 +B3@08-23");
+    h.append("S4", "S1", "+B4@08-23");
+    h.append("S5", "S1", "+B5@08-24");
+    let waiting = [
+        h.merge("S2").request(1),
+        h.merge("S3").request(2),
+        h.merge("S4").request(3),
+        h.merge("S5").request(4),
+    ];
+    let plan = h.plan("S1", &waiting);
+    assert_eq!(
+        crate::story::words(&plan),
+        "1 fast-forward, 4 pick, 2 held overlaps-ahead, 3 held overlaps-ahead"
+    );
+    let Verdict::Hold { text, .. } = &plan.verdicts[1].1 else { panic!("held") };
+    assert!(text.contains("request 2"), "{text}");
+}
+
+#[test]
 fn case_o39_a_backfill_of_the_whole_table_gets_its_turn_by_age() {
     let mut h = Story::ord();
     // A query that reads the target: its scope is the table.
