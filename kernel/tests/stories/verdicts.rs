@@ -102,6 +102,22 @@ fn rule_e3_nobody_is_evicted_against_one_that_leaves() {
 }
 
 #[test]
+fn rule_e3_that_holds_across_checks() {
+    // 1 leaves for its nulls. The key that 2 shares with 1 will then be there once.
+    let nulls = failed(&[1, 2], "nulls", &[(&[1], false)]);
+    let keys = failed(&[1, 2], "keys", &[(&[1, 2], false)]);
+    assert_eq!(words(&[1, 2], &[nulls.clone(), keys.clone()]), "1 not-null");
+    assert_eq!(words(&[1, 2], &[keys, nulls]), "1 not-null");
+}
+
+#[test]
+fn rule_e3_one_that_could_not_be_checked_is_nobodys_fault() {
+    // 1 is held and tried again: it does not land now, so 2 is not refused for the key they share.
+    let keys = failed(&[1, 2], "keys", &[(&[1, 2], false)]);
+    assert_eq!(words(&[1, 2], &[could_not_run(&[1], "rows"), keys]), "1 could-not-run");
+}
+
+#[test]
 fn could_not_run_is_no_pass_and_no_fault() {
     assert_eq!(words(&[1, 2], &[could_not_run(&[2], "rows")]), "2 could-not-run");
     assert_eq!(words(&[1, 2], &[could_not_run(&[1, 2], "keys")]), "1 could-not-run, 2 could-not-run");
