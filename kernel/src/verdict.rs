@@ -39,7 +39,8 @@ pub fn decide(order: &[RequestId], evidence: &[TrainEvidence]) -> TrainDecision 
     let mut evicted: BTreeMap<RequestId, Eviction> = BTreeMap::new();
     let mut kept: BTreeSet<RequestId> = BTreeSet::new();
     for request in order {
-        let found = evidence.iter().filter_map(|item| against(*request, item, &kept));
+        let undisturbed = evicted.is_empty();
+        let found = evidence.iter().filter_map(|item| against(*request, item, &kept, undisturbed));
         match found.min_by(|one, two| rank(one).cmp(&rank(two))) {
             Some(eviction) => {
                 evicted.insert(*request, eviction);
@@ -60,8 +61,13 @@ pub fn decide(order: &[RequestId], evidence: &[TrainEvidence]) -> TrainDecision 
     if evicted.is_empty() { TrainDecision::Land } else { TrainDecision::Evict(evicted) }
 }
 
-/// Why this item makes the request leave, given the cars ahead that stay.
-fn against(request: RequestId, item: &TrainEvidence, kept: &BTreeSet<RequestId>) -> Option<Eviction> {
+/// Why this item makes the request leave, given the cars ahead that stay. `undisturbed`: all of them stay.
+fn against(
+    request: RequestId,
+    item: &TrainEvidence,
+    kept: &BTreeSet<RequestId>,
+    undisturbed: bool,
+) -> Option<Eviction> {
     if !item.requests.contains(&request) {
         return None;
     }
@@ -72,14 +78,15 @@ fn against(request: RequestId, item: &TrainEvidence, kept: &BTreeSet<RequestId>)
             Some(Eviction::CouldNotRun { check: item.evidence.check.clone(), error: error.clone() })
         }
         CheckResult::Failed { code } => {
-            if is_guilty(request, item, kept) {
+            if is_guilty(request, item, kept, undisturbed) {
                 let (check, text) = (item.evidence.check.clone(), text_of(&item.evidence, request));
                 return Some(Eviction::Guilty { code: *code, check, text });
             }
             let names_somebody =
                 item.evidence.violations.iter().flat_map(|v| &v.requests).any(|r| item.requests.contains(r));
             // A shared check that failed and named nobody says nothing about any single car.
-            (!names_somebody).then(|| named_nobody(item))
+            let shared = item.requests.len() > 1;
+            (shared && !names_somebody).then(|| named_nobody(item))
         }
     }
 }
@@ -104,7 +111,12 @@ fn named_nobody(item: &TrainEvidence) -> Eviction {
 
 /// A car is guilty only against the base, against itself, or against a car ahead that stays; of the requests
 /// of one violation the first innocent one stays.
-fn is_guilty(request: RequestId, item: &TrainEvidence, kept: &BTreeSet<RequestId>) -> bool {
+fn is_guilty(
+    request: RequestId,
+    item: &TrainEvidence,
+    kept: &BTreeSet<RequestId>,
+    undisturbed: bool,
+) -> bool {
     let mut named = false;
     for violation in &item.evidence.violations {
         let own = violation.requests.iter().filter(|r| **r == request).count();
@@ -117,8 +129,9 @@ fn is_guilty(request: RequestId, item: &TrainEvidence, kept: &BTreeSet<RequestId
             return true;
         }
     }
-    // A check over one car's own candidate speaks of that car, rows named or not (row counts, totals).
-    !named && item.requests == [request]
+    // A check over one car's own candidate speaks of that car, rows named or not (row counts, totals): as
+    // long as every car that the candidate stands on stays. Otherwise it is staged and checked again.
+    !named && undisturbed && item.requests == [request]
 }
 
 fn text_of(evidence: &Evidence, request: RequestId) -> String {

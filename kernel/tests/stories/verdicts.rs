@@ -137,6 +137,25 @@ fn a_check_of_one_candidate_speaks_of_its_car() {
 }
 
 #[test]
+fn promise_7_a_candidate_that_stood_on_an_evicted_car_proves_no_fault() {
+    // Candidate 2 contains the rows of 1. When 1 leaves, what was counted on 2 says nothing of 2 alone:
+    // it stays and is checked again.
+    let one = failed(&[1], "rows", &[]);
+    let two = failed(&[2], "rows", &[]);
+    assert_eq!(words(&[1, 2], &[one.clone(), two.clone()]), "1 duplicate-key");
+    assert_eq!(words(&[1, 2], &[two.clone(), one]), "1 duplicate-key");
+    // Named rows do tell: its own, or those of the base.
+    let nulls = failed(&[1], "nulls", &[(&[1], false)]);
+    assert_eq!(
+        words(&[1, 2], &[nulls.clone(), failed(&[2], "keys", &[(&[2], true)])]),
+        "1 not-null, 2 duplicate-key"
+    );
+    assert_eq!(words(&[1, 2], &[nulls, failed(&[2], "keys", &[(&[1, 2], false)])]), "1 not-null");
+    // Behind a car that stays it is its own fault.
+    assert_eq!(words(&[1, 2], &[two]), "2 duplicate-key");
+}
+
+#[test]
 fn the_message_counts_and_shows_the_keys_of_the_one_who_reads_it() {
     let keys = failed(&[1, 2], "keys", &[(&[1], true), (&[2], true), (&[2, 2], false)]);
     let TrainDecision::Evict(evicted) = decide(&[RequestId(1), RequestId(2)], &[keys]) else {
