@@ -33,6 +33,36 @@ fn rule_c8_an_empty_base_needs_every_part_of_its_proof() {
 }
 
 #[test]
+fn rule_c8_a_cut_line_proves_nothing() {
+    let mut h = Story::empty();
+    h.append("S1", "", "+A1@08-20");
+    h.append("S2", "S1", "+A2@08-20");
+    h.append("S3", "", "+B1@08-21");
+    h.append("S4", "S3", "+B2@08-21");
+    h.logged(&[("S2", 9000)]);
+    assert_eq!(h.base("S4", Some("S2")), BaseFinding::Empty);
+    let mut target_cut = h.clone();
+    target_cut.expire("S1");
+    assert_eq!(
+        target_cut.base("S4", Some("S2")),
+        BaseFinding::Expired { of: Side::Target, missing: sid("S1") }
+    );
+    let mut source_cut = h.clone();
+    source_cut.expire("S3");
+    for target in [Some("S2"), None] {
+        assert_eq!(
+            source_cut.base("S4", target),
+            BaseFinding::Expired { of: Side::Source, missing: sid("S3") }
+        );
+    }
+    let graph = target_cut.graph();
+    let line = graph.line(Some(sid("S2")));
+    assert_eq!(line.after(None), None, "what came before the cut is unknown, so it is not the whole line");
+    assert_eq!(graph.after(None, sid("S2")), None);
+    assert_eq!(line.after(Some(sid("S2"))), Some(Vec::new()));
+}
+
+#[test]
 fn rule_c8_only_appends_pick_onto_a_proved_empty_base() {
     let mut h = Story::empty();
     h.append("S1", "", "+A1@08-20");
