@@ -37,10 +37,44 @@ fn unreadable(written: &str, current: &str) -> Vec<Kind> {
 }
 
 #[test]
+fn the_same_schema_has_no_differences_in_any_order() {
+    assert_eq!(kinds(ORD, ORD), []);
+    assert_eq!(kinds("1 a int, 2 b int", "2 b int, 1 a int"), []);
+    // Names that differ by case alone were there before: nothing changed.
+    assert_eq!(kinds("1 a int, 2 A int", "1 a int, 2 A int"), []);
+}
+
+#[test]
 fn case_o18_written_before_a_column_was_dropped_and_another_added() {
     let current = "1 order_id long, 2 order_date date, 4 amount decimal(12;2)?, 5 note string?";
     assert_eq!(kinds(ORD, current), [Kind::ColumnAdded, Kind::ColumnDropped]);
     assert_eq!(unreadable(ORD, current), [], "old rows read: note is null, status is not shown");
+}
+
+#[test]
+fn case_o19_a_column_that_differs_by_letter_case_only() {
+    let changes = compare_schemas(&schema(ORD), &schema(&format!("{ORD}, 5 STATUS string?")));
+    let twin = changes.iter().find(|c| c.kind == Kind::CaseTwin).unwrap();
+    assert_eq!(twin.field_ids, [3, 5], "both field ids are named");
+    // Once it is there, adding more does not report it again.
+    let with_twin = format!("{ORD}, 5 STATUS string?");
+    assert_eq!(kinds(&with_twin, &format!("{with_twin}, 6 note string?")), [Kind::ColumnAdded]);
+    assert!(kinds("1 a int, 2 b int", "1 a int, 2 A int").contains(&Kind::CaseTwin), "by a rename");
+}
+
+#[test]
+fn case_o19_a_name_that_means_another_column_now() {
+    // Renamed away, and a new column took the name.
+    let changes = compare_schemas(&schema("3 status string?"), &schema("3 state string?, 5 status string?"));
+    let clash = changes.iter().find(|c| c.kind == Kind::NameClash).unwrap();
+    assert_eq!(clash.field_ids, [3, 5]);
+    // Renamed onto the name of another column, which has gone or taken another name.
+    assert!(kinds("3 status string?, 5 state string?", "3 state string?").contains(&Kind::NameClash));
+    assert!(kinds("1 a int, 2 b int", "1 b int, 2 a int").contains(&Kind::NameClash), "swapped");
+    // The same without case: engines that fold names read one for the other.
+    assert!(kinds("3 status string?", "5 STATUS string?").contains(&Kind::NameClash));
+    assert!(!kinds("3 status string?", "3 state string?").contains(&Kind::NameClash));
+    assert!(!unreadable("1 a int, 2 b int", "1 b int, 2 a int").is_empty());
 }
 
 #[test]
