@@ -195,6 +195,77 @@ fn unknown_keys_are_errors_wherever_they_stand() {
 }
 
 #[test]
+fn every_wrong_check_is_named_with_what_is_wrong() {
+    let reconciliation = "type = \"reconciliation\"\nmode = \"at-most\"\nupstream = { file = \"f.csv\" }\n";
+    let cases: Vec<(String, &str)> = vec![
+        ("type = \"duplicate-keys\"".into(), "duplicate-keys"),
+        ("columns = [\"a\"]".into(), "type"),
+        ("type = \"duplicate-key\"".into(), "columns"),
+        ("type = \"duplicate-key\"\ncolumns = []".into(), "'columns' is empty"),
+        ("type = \"duplicate-key\"\ncolumns = \"a\"".into(), "sequence"),
+        ("type = \"duplicate-key\"\ncolumns = [\"a\", \"\"]".into(), "without a name"),
+        ("type = \"duplicate-key\"\ncolumns = [\"a\", \"a\"]".into(), "'a' twice"),
+        ("type = \"duplicate-key\"\ncolumns = [\"a\"]\nnulls = \"same\"".into(), "same"),
+        ("type = \"duplicate-key\"\ncolumns = [\"a\"]\nscope = \"all\"".into(), "all"),
+        ("type = \"duplicate-key\"\ncolumns = [\"a\"]\ncompare = \"loose\"".into(), "loose"),
+        ("type = \"not-null\"\ncolumns = []".into(), "'columns' is empty"),
+        ("type = \"row-count\"".into(), "at least one bound"),
+        ("type = \"row-count\"\nmin = -1".into(), "-1"),
+        ("type = \"row-count\"\nmin = 1.5".into(), "1.5"),
+        ("type = \"row-count\"\nmin = \"1\"".into(), "string"),
+        ("type = \"row-count\"\nmin = 5\nmax = 4".into(), "'min' is above 'max'"),
+        ("type = \"row-count\"\nmin-added = 5\nmax-added = 4".into(), "'min-added' is above 'max-added'"),
+        ("type = \"row-count\"\nmin-growth = 1.5\nmax-growth = 1".into(), "'min-growth' is above 'max-growth'"),
+        ("type = \"row-count\"\nmin-growth = -1.0".into(), "negative"),
+        ("type = \"row-count\"\nmin = 1\nmax-growth = nan".into(), "max-growth"),
+        ("type = \"row-count\"\nmin = 1\nmax-growth = inf".into(), "max-growth"),
+        ("type = \"referential\"\ncolumns = [\"a\"]".into(), "references"),
+        (
+            "type = \"referential\"\ncolumns = []\nreferences = { table = \"a.b\", columns = [] }".into(),
+            "equally many",
+        ),
+        (
+            "type = \"referential\"\ncolumns = [\"a\"]\nreferences = { table = \"a.b\", columns = [\"a\", \"b\"] }"
+                .into(),
+            "equally many",
+        ),
+        (
+            "type = \"referential\"\ncolumns = [\"a\"]\nreferences = { table = \"airlines\", columns = [\"a\"] }"
+                .into(),
+            "airlines",
+        ),
+        ("type = \"accepted-values\"\nvalues = [\"x\"]".into(), "column"),
+        ("type = \"accepted-values\"\ncolumn = \"a\"\nvalues = []".into(), "'values' is empty"),
+        ("type = \"accepted-values\"\ncolumn = \" \"\nvalues = [\"x\"]".into(), "'column' is empty"),
+        ("type = \"accepted-values\"\ncolumn = \"a\"\nvalues = [1]".into(), "1"),
+        (format!("{reconciliation}by = []\ncount = \"n\""), "'by' is empty"),
+        (format!("{reconciliation}by = [\"a\"]"), "'count', 'sums' or both"),
+        (format!("{reconciliation}by = [\"a\"]\ncount = \"n\"\nabsolute = -0.1"), "negative"),
+        (format!("{reconciliation}by = [\"a\"]\ncount = \"n\"\nrelative = -0.1"), "negative"),
+        (format!("{reconciliation}by = [\"a\"]\ncount = \"n\"\nabsolute = nan"), "absolute"),
+        (format!("{reconciliation}by = [\"a\"]\ncount = \"n\"\nrelative = inf"), "relative"),
+        (
+            "type = \"reconciliation\"\nmode = \"sometimes\"\nby = [\"a\"]\ncount = \"n\"\nupstream = { file = \"f\" }"
+                .into(),
+            "sometimes",
+        ),
+        (
+            "type = \"reconciliation\"\nmode = \"at-most\"\nby = [\"a\"]\ncount = \"n\"\nupstream = { url = \"f\" }"
+                .into(),
+            "Upstream",
+        ),
+        ("type = \"sql\"".into(), "query"),
+        ("type = \"sql\"\nquery = \" \"".into(), "'query' is empty"),
+    ];
+    for (lines, expected) in cases {
+        let message = error_of(&with_check(&lines));
+        assert!(message.starts_with("flights.toml: "), "{message}");
+        assert!(message.contains("check 'keys'"), "names the check: {lines}\n{message}");
+        assert!(message.contains(expected), "says '{expected}': {lines}\n{message}");
+    }
+}
+
+#[test]
 fn checks_need_an_id_of_their_own() {
     let head = "table = \"nyc.flights\"\n";
     let check = "type = \"not-null\"\ncolumns = [\"a\"]\n";
@@ -205,6 +276,28 @@ fn checks_need_an_id_of_their_own() {
     let twice = format!("[[check]]\nid = \"keys\"\n{check}").repeat(2);
     let message = error_of(&format!("{head}{twice}"));
     assert!(message.contains("check 'keys' is defined twice"), "{message}");
+}
+
+#[test]
+fn every_wrong_class_is_named_with_what_is_wrong() {
+    let keys = "[[check]]\nid = \"keys\"\ntype = \"duplicate-key\"\ncolumns = [\"a\"]\n";
+    for (text, expected) in [
+        (with_class("batch-size = 0"), "batch-size is 0"),
+        (with_class("batch-size = 501"), "between 1 and 500"),
+        (with_class("checks = [\"nokeys\"]"), "names check 'nokeys'"),
+        (with_class(&format!("checks = [\"keys\", \"keys\"]\n{keys}")), "names check 'keys' twice"),
+        (with_class("overlap = \"allow-with-duplicate-check\""), "duplicate-key check"),
+        (with_class("isolation = \"snapshot\""), "scope = \"table\""),
+        (with_class(&format!("isolation = \"snapshot\"\nchecks = [\"keys\"]\n{keys}")), "scope = \"table\""),
+        (with_class("[[class]]\nname = \"ingest\"\nprefix = \"other/\""), "class 'ingest' is defined twice"),
+        (with_class("[[class]]\nname = \"other\"\nprefix = \"ingest/\""), "the prefix 'ingest/'"),
+    ] {
+        let message = error_of(&text);
+        assert!(message.contains("ingest"), "names the class: {message}");
+        assert!(message.contains(expected), "says '{expected}': {message}");
+    }
+    let nameless = error_of("table = \"nyc.flights\"\n[[class]]\nname = \" \"\nprefix = \"ingest/\"");
+    assert!(nameless.contains("ingest/") && nameless.contains("name"), "{nameless}");
 }
 
 #[test]
@@ -229,6 +322,42 @@ fn wrong_words_are_shown_with_their_line() {
     assert!(error_of("table = \"flights\"").contains("write namespace and table"));
     assert!(error_of("").contains("table"));
     assert!(error_of("table = ").contains("line 1"));
+}
+
+#[test]
+fn durations_read_and_write() {
+    for (text, ms) in [
+        ("1ms", 1),
+        ("250ms", 250),
+        ("2s", 2000),
+        ("90s", 90_000),
+        ("10m", 600_000),
+        ("1h", 3_600_000),
+        ("7d", 604_800_000),
+    ] {
+        assert_eq!(Duration::try_from(text.to_owned()), Ok(Duration { ms }), "{text}");
+        assert_eq!(String::from(Duration { ms }), text);
+    }
+    assert_eq!(String::from(Duration { ms: 120_000 }), "2m", "the largest unit that divides it");
+    for wrong in [
+        "",
+        "s",
+        "10",
+        "0s",
+        "-1s",
+        "+1s",
+        "1.5h",
+        " 1s",
+        "1s ",
+        "1 s",
+        "1S",
+        "1w",
+        "99999999999999999d",
+        "ms",
+    ] {
+        let error = Duration::try_from(wrong.to_owned()).unwrap_err();
+        assert!(error.contains("write 250ms, 2s"), "'{wrong}': {error}");
+    }
 }
 
 #[test]
