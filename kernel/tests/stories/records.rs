@@ -34,6 +34,47 @@ fn the_documented_form_reads_back() {
 }
 
 #[test]
+fn hostile_records_are_typed_refusals() {
+    let malformed = [
+        "",
+        "null",
+        "1",
+        "[]",
+        "{}",
+        "{",
+        r#""v""#,
+        r#"{"v":1}"#,
+        r#"{"v":1,"id":"x"}"#,
+        r#"{"v":1,"op":"append"}"#,
+        r#"{"v":1,"id":"","op":"append"}"#,
+        r#"{"v":1,"id":"  ","op":"append"}"#,
+        r#"{"v":1,"id":7,"op":"append"}"#,
+        r#"{"v":1,"id":"x","op":7}"#,
+        r#"{"v":1,"id":"x","op":"append","extra":1}"#,
+        r#"{"v":1,"id":"x","op":"append","where":"a = 1"}"#,
+        r#"{"v":1,"id":"x","op":"append","query":"SELECT 1"}"#,
+        r#"{"v":1,"id":"x","op":"replace-partitions","where":"a = 1"}"#,
+        r#"{"v":1,"id":"x","op":"append","inputs":{"up":{"table":"raw.up","snapshot-id":1}}}"#,
+        r#"{"v":1,"id":"x","op":"overwrite-where"}"#,
+        r#"{"v":1,"id":"x","op":"overwrite-where","where":"a = 1"}"#,
+        r#"{"v":1,"id":"x","op":"overwrite-where","query":"SELECT 1"}"#,
+        r#"{"v":1,"id":"x","op":"overwrite-where","where":" ","query":"SELECT 1"}"#,
+        r#"{"v":1,"id":"x","op":"overwrite-where","where":"a = 1","query":""}"#,
+        r#"{"v":1,"id":"x","op":"append","expect":{"rows":"ten"}}"#,
+        r#"{"v":1,"id":"x","op":"append","expect":{"rows":1,"sum":2}}"#,
+        r#"{"v":1,"id":"x","op":"append","expect":{"rows":-1}}"#,
+        r#"{"v":1,"id":"x","op":"overwrite-where","where":"a","query":"b","inputs":{"up":{"table":"up","snapshot-id":1}}}"#,
+        r#"{"v":1,"id":"x","op":"overwrite-where","where":"a","query":"b","inputs":{"up":{"table":"raw.up"}}}"#,
+        r#"{"v":1,"id":"x","op":"overwrite-where","where":"a","query":"b","inputs":{"up":{"table":"raw.up","snapshot-id":1,"ref":"main"}}}"#,
+    ];
+    for text in malformed {
+        assert!(matches!(parse(text), Err(RecordError::Malformed(_))), "{text}: {:?}", parse(text));
+    }
+    let deep = format!(r#"{{"v":1,"id":{}1{}}}"#, "[".repeat(5000), "]".repeat(5000));
+    assert!(matches!(parse(&deep), Err(RecordError::Malformed(_))));
+}
+
+#[test]
 fn unknown_versions_and_operations_say_so_before_anything_else() {
     for version in ["2", "0", "1.5", "-1", "\"1\"", "null", "[1]"] {
         let text = format!(r#"{{"v":{version},"anything":"else"}}"#);
@@ -50,6 +91,19 @@ fn a_pin_of_the_target_is_rejected_when_it_is_made() {
     let text = r#"{"v":1,"id":"x","op":"overwrite-where","where":"a","query":"b",
         "inputs":{"me":{"table":"shop.orders","snapshot-id":1}}}"#;
     assert_eq!(parse(text), Err(RecordError::PinsTarget { alias: "me".to_owned() }));
+}
+
+#[test]
+fn no_input_hides_the_target_behind_its_alias() {
+    // A query reads the target as `target`; another table of that name would be read in its place.
+    for alias in ["target", "Target", "TARGET"] {
+        let text = format!(
+            r#"{{"v":1,"id":"x","op":"overwrite-where","where":"a","query":"b",
+            "inputs":{{"{alias}":{{"table":"raw.up","snapshot-id":1}}}}}}"#
+        );
+        let Err(RecordError::Malformed(message)) = parse(&text) else { panic!("{:?}", parse(&text)) };
+        assert!(message.contains("target"), "{message}");
+    }
 }
 
 #[test]
