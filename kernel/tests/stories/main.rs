@@ -8,7 +8,10 @@ mod story;
 
 mod cases;
 mod lineage;
+mod oracle;
+mod parsers;
 mod policies;
+mod properties;
 mod records;
 mod rules;
 mod states;

@@ -56,6 +56,19 @@ pub fn partition(text: &str) -> Arc<Partition> {
     Arc::new(Partition { spec_id: SpecId(spec), fields })
 }
 
+/// The text that [`partition`] reads.
+fn notation(place: &Partition) -> String {
+    if place.fields.is_empty() {
+        return "*".to_owned();
+    }
+    let field = |f: &PartitionField| match (f.source_id, &f.value) {
+        (2, Some(day)) => day.trim_start_matches("2013-").to_owned(),
+        (_, None) => "null".to_owned(),
+        (_, Some(status)) => format!("status={status}"),
+    };
+    place.fields.iter().map(field).collect::<Vec<_>>().join("/")
+}
+
 pub fn file(text: &str) -> FileFact {
     let (path, place) = text.split_once('@').expect("files are written B1@08-22");
     FileFact { path: path.into(), partition: partition(place), records: 1, bytes: 100 }
@@ -267,6 +280,12 @@ impl Story {
             fast_forward_allowed: true,
         };
         plan_train(waiting, &target)
+    }
+
+    /// Live data files of a snapshot and their partitions, in this notation.
+    pub fn live_files(&self, head: &str) -> BTreeMap<String, String> {
+        let live = self.live(sid(head)).into_iter();
+        live.map(|(path, place)| (path.to_string(), notation(&place))).collect()
     }
 
     /// Live data files of a snapshot, by walking its line.
