@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::change::RewriteProof;
+use crate::change::{ChangeSet, FileFact, RewriteProof};
 use crate::classify::{
     Class, Classification, ClassifyInput, Origin, TargetChange, TargetSide, Witness, blocked_by_ahead,
     classify,
@@ -16,8 +16,9 @@ use crate::ids::{RefName, RequestId, SnapshotId};
 use crate::lineage::BaseFinding;
 use crate::policy::{AfterLanding, ClassPolicy, OnSourceMoved};
 use crate::reason::ReasonCode;
+use crate::record::RecordFinding;
 use crate::structure::StructureId;
-use crate::unit::{Unit, UnitRefusal, UnitScope};
+use crate::unit::{Unit, UnitKind, UnitRefusal, UnitScope};
 
 /// Where the source branch stands now, against the pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,6 +185,10 @@ fn is_wide(facts: &RequestFacts, target: &TargetPlan<'_>) -> bool {
 struct Riding {
     changes: TargetSide,
     sources: BTreeSet<SnapshotId>,
+    /// The smallest batch size among the cars' classes: the bound holds for the train, whoever rides.
+    batch_size: Option<usize>,
+    /// Requests that wait for a car of this train: nobody who came later overtakes them to their harm.
+    waiting: Vec<(RequestId, Vec<Unit>, Arc<ClassPolicy>)>,
     /// Set once a car rides alone: what the others then wait for.
     closed: Option<(ReasonCode, RequestId)>,
 }
@@ -198,14 +203,17 @@ fn take(facts: &RequestFacts, target: &TargetPlan<'_>, plan: &mut TrainPlan, sta
                 };
                 state.closed = Some((code, car.request));
             }
+            let own = car.class.batch_size;
+            state.batch_size = Some(state.batch_size.map_or(own, |smallest| smallest.min(own)));
             for unit in &car.classification.units {
                 state.sources.extend(unit.snapshots());
-                for change in &unit.changes {
-                    state.changes.push(TargetChange {
-                        change: Arc::clone(change),
-                        proof: RewriteProof::None,
-                        origin: Origin::Ahead(car.request),
-                    });
+                for change in as_ahead(car.request, unit) {
+                    state.changes.push(change);
+                }
+            }
+            if car.action == CarAction::Replay {
+                for change in replay_removes(&car, &facts.target_side) {
+                    state.changes.push(change);
                 }
             }
             plan.cars.push(car);
@@ -214,11 +222,85 @@ fn take(facts: &RequestFacts, target: &TargetPlan<'_>, plan: &mut TrainPlan, sta
     }
 }
 
+/// What a unit is to those behind it. Only a proof makes a unit a rewrite, and it holds for them too.
+fn as_ahead(request: RequestId, unit: &Unit) -> impl Iterator<Item = TargetChange> {
+    let proof = match unit.kind {
+        UnitKind::Rewrite => RewriteProof::Content,
+        _ => RewriteProof::None,
+    };
+    let origin = Origin::Ahead(request);
+    unit.changes.iter().map(move |change| TargetChange { change: Arc::clone(change), proof, origin })
+}
+
+/// Notes a request that is held behind this train. One whose scope is the whole table is not: it overlaps
+/// everybody, and yields until its age bound.
+fn wait(facts: &RequestFacts, units: Vec<Unit>, state: &mut Riding) {
+    if units.iter().all(|unit| unit.scope != UnitScope::Table) {
+        state.waiting.push((facts.request, units, Arc::clone(&facts.class)));
+    }
+}
+
+/// Would these units, landed first, conflict with one that came before them and waits? That one would then
+/// be refused or run again for what came after it (promise 7).
+fn harms_a_waiting_one(
+    request: RequestId,
+    units: &[Unit],
+    state: &Riding,
+) -> Option<(RequestId, Vec<Witness>)> {
+    if state.waiting.is_empty() {
+        return None;
+    }
+    let changes = units.iter().flat_map(|unit| as_ahead(request, unit));
+    let mine = TargetSide::new(changes.collect());
+    for (first, theirs, class) in &state.waiting {
+        if let Some((_, witnesses)) = blocked_by_ahead(theirs, &mine, &BTreeSet::new(), class) {
+            return Some((*first, witnesses));
+        }
+    }
+    None
+}
+
+/// A replay removes more than its branch did: what the target added inside the operation's scope since
+/// base goes as well. For the cars behind it those files are gone.
+fn replay_removes(car: &Car, target_side: &TargetSide) -> Vec<TargetChange> {
+    let mut changes = Vec::new();
+    for unit in &car.classification.units {
+        match unit.kind {
+            UnitKind::ReplacePartitions { .. } | UnitKind::OverwriteWhere => {}
+            // Re-added as they are, or never replayed.
+            UnitKind::BlindAppend | UnitKind::DerivedAppend | UnitKind::Rewrite | UnitKind::Opaque => {
+                continue;
+            }
+        }
+        let Some(last) = unit.changes.last() else { continue };
+        let since_base = target_side.changes().iter().flat_map(|t| &t.change.added);
+        let removed: Vec<FileFact> = since_base
+            .filter(|f| target_side.net().is_added(&f.path) && unit.scope.covers(&f.partition))
+            .cloned()
+            .collect();
+        if !removed.is_empty() {
+            let change = ChangeSet {
+                snapshot: last.snapshot,
+                schema_id: last.schema_id,
+                label: "overwrite".to_owned(),
+                record: RecordFinding::Absent,
+                added: Vec::new(),
+                removed,
+                added_deletes: Vec::new(),
+                removed_deletes: Vec::new(),
+            };
+            let origin = Origin::Ahead(car.request);
+            changes.push(TargetChange { change: Arc::new(change), proof: RewriteProof::None, origin });
+        }
+    }
+    changes
+}
+
 fn consider(
     facts: &RequestFacts,
     target: &TargetPlan<'_>,
     cars: usize,
-    state: &Riding,
+    state: &mut Riding,
 ) -> Result<Car, Verdict> {
     let refuse = |code, text: String| Verdict::Refuse { code, text, class: None, witnesses: Vec::new() };
     let hold = |code, text: String| Verdict::Hold { code, text, witnesses: Vec::new() };
@@ -322,7 +404,8 @@ fn consider(
         let code = if barrier { ReasonCode::BehindBarrier } else { ReasonCode::OverlapsAhead };
         return Err(hold(code, "runs alone, after the train that is planned now".to_owned()));
     }
-    if cars >= facts.class.batch_size {
+    if cars >= state.batch_size.map_or(facts.class.batch_size, |n| n.min(facts.class.batch_size)) {
+        wait(facts, classification.units, state);
         return Err(hold(ReasonCode::BatchFull, format!("the train has {cars} requests")));
     }
     if let Some((code, witnesses)) =
@@ -336,7 +419,13 @@ fn consider(
             Some(request) => format!("waits for request {request}"),
             None => "waits for an earlier request of the same source".to_owned(),
         };
+        wait(facts, classification.units, state);
         return Err(Verdict::Hold { code, text, witnesses });
+    }
+    if let Some((first, witnesses)) = harms_a_waiting_one(facts.request, &classification.units, state) {
+        wait(facts, classification.units, state);
+        let text = format!("waits for request {first}, which came first and waits itself");
+        return Err(Verdict::Hold { code: ReasonCode::OverlapsAhead, text, witnesses });
     }
     Ok(Car {
         request: facts.request,

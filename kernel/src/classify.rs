@@ -11,6 +11,7 @@ use crate::lineage::{BaseFinding, Side};
 use crate::partition::Partition;
 use crate::policy::{ClassPolicy, Isolation, Overlap};
 use crate::reason::ReasonCode;
+use crate::record::{Operation, RecordFinding};
 use crate::unit::{NetFiles, Unit, UnitKind};
 
 /// Witnesses listed with one classification, at most.
@@ -196,7 +197,9 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
 
     let own: BTreeSet<SnapshotId> = input.units.iter().flat_map(Unit::snapshots).collect();
     let others = input.target_side.changes().iter().filter(|t| !is_own(t, &own, input.published));
-    let meeting = meet(&remaining, others, net, input.class);
+    let mut meeting = meet(&remaining, others, net, input.class);
+    let prefix = &input.units[..input.units.len() - remaining.len()];
+    meet_replayed_prefix(prefix, &remaining, net, input.published, &mut meeting);
     if let Some(code) = meeting.refusal {
         return Classification {
             class: Class::Refused(code),
@@ -243,7 +246,7 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
 fn refusal_text(code: ReasonCode) -> &'static str {
     match code {
         ReasonCode::OverlappingAppend => "appended to a partition that the target appended to meanwhile",
-        ReasonCode::StaleCompaction => "compacted files that are not live on the target any more",
+        ReasonCode::StaleCompaction => "compacted files that the target removed or deleted rows from since",
         other => other.meaning(),
     }
 }
@@ -271,10 +274,9 @@ fn without_published(input: &ClassifyInput<'_>, net: &NetFiles) -> Result<Vec<Un
         let adds = unit.added().next().is_some();
         let any_added_live = unit.added().any(|f| net.is_added(&f.path));
         let by_content = adds && all_added_live && all_removed_gone;
-        // Replayed operations have other files than the branch; their stamp is the only trace, and the
-        // snapshot that carries it is in the target's ancestry.
         let every_id = unit.snapshots().all(|id| input.published.contains_key(&id));
-        let published = by_content || (by_id && (every_id || all_removed_gone));
+        let stamped = by_id && (every_id || all_removed_gone) && stamp_is_backed(unit, net);
+        let published = by_content || stamped;
         if published {
             if open_seen {
                 let id = unit.last_snapshot().unwrap_or(input.pinned);
@@ -282,7 +284,10 @@ fn without_published(input: &ClassifyInput<'_>, net: &NetFiles) -> Result<Vec<Un
             }
             prefix += 1;
         } else {
-            if by_id || any_added_live {
+            // Half of an operation of two snapshots counts as well: what the published half removed is
+            // gone, and the other half alone would not be what the branch did.
+            let any_id = unit.snapshots().any(|id| input.published.contains_key(&id));
+            if any_id || any_added_live {
                 let id = unit.last_snapshot().unwrap_or(input.pinned);
                 return partly(format!("a part of snapshot {id} is on the target, a part is not"));
             }
@@ -290,6 +295,17 @@ fn without_published(input: &ClassifyInput<'_>, net: &NetFiles) -> Result<Vec<Un
         }
     }
     Ok(input.units[prefix..].to_vec())
+}
+
+/// A stamp is a summary, and a summary proves nothing by itself (promise 5): the target must have seen the
+/// unit's files since base, whatever became of them afterwards. Only a query that was run again wrote other
+/// files than the branch; there the stamp, in the target's ancestry, is the only trace.
+fn stamp_is_backed(unit: &Unit, net: &NetFiles) -> bool {
+    if unit.kind == UnitKind::OverwriteWhere {
+        return true;
+    }
+    let own = NetFiles::of(unit.changes.iter().map(Arc::as_ref));
+    unit.added().filter(|f| own.is_added(&f.path)).all(|f| net.is_added(&f.path) || net.is_gone(&f.path))
 }
 
 #[derive(Debug, Default)]
@@ -357,6 +373,11 @@ fn meet_one(unit: &Unit, other: &TargetChange, net: &NetFiles, class: &ClassPoli
             if let Some(file) = gone {
                 meeting.refusal = Some(ReasonCode::StaleCompaction);
                 meeting.witness(unit, other.origin, file.path.to_string(), "compacted file is gone");
+            } else if !is_rewrite && let Some(place) = deletes_inside(unit, change) {
+                // The inputs are live, but rows of them may be deleted by now; the compacted file was
+                // made from the old content and would bring them back.
+                meeting.refusal = Some(ReasonCode::StaleCompaction);
+                meeting.witness(unit, other.origin, place, "compacted file may carry new deletes");
             }
         }
         UnitKind::DerivedAppend
@@ -371,7 +392,7 @@ fn meet_one(unit: &Unit, other: &TargetChange, net: &NetFiles, class: &ClassPoli
             if is_rewrite {
                 return;
             }
-            let blind = change.only_adds() && change.label == "append";
+            let blind = is_blind_append(change);
             if blind && class.isolation == Isolation::Snapshot {
                 // Every removed file is live, and without delete files none carries new deletes.
                 return;
@@ -385,6 +406,45 @@ fn meet_one(unit: &Unit, other: &TargetChange, net: &NetFiles, class: &ClassPoli
     }
 }
 
+/// A published prefix that was run again left other files on the target than on the branch. What is left of
+/// the branch cannot be picked when it removes one of those that never came.
+fn meet_replayed_prefix(
+    prefix: &[Unit],
+    remaining: &[Unit],
+    net: &NetFiles,
+    published: &HashMap<SnapshotId, SnapshotId>,
+    meeting: &mut Meeting,
+) {
+    for earlier in prefix {
+        let Some(publisher) = earlier.last_snapshot().and_then(|id| published.get(&id)) else { continue };
+        let absent: BTreeSet<&Arc<str>> = earlier
+            .added()
+            .map(|f| &f.path)
+            .filter(|path| !net.is_added(path) && !net.is_gone(path))
+            .collect();
+        if absent.is_empty() {
+            continue;
+        }
+        for unit in remaining {
+            if let Some(file) = unit.removed().find(|f| absent.contains(&f.path)) {
+                meeting.rebase = true;
+                let (other, place) = (Origin::Target(*publisher), file.path.to_string());
+                meeting.witness(unit, other, place, "removed file was never on the target");
+            }
+        }
+    }
+}
+
+/// Rule C2 for the other side: its record may say that it is more than it looks.
+fn is_blind_append(change: &ChangeSet) -> bool {
+    let recorded_as_append = match &change.record {
+        RecordFinding::Absent => true,
+        RecordFinding::Found(record) => record.operation == Operation::Append,
+        RecordFinding::Invalid(_) => false,
+    };
+    change.only_adds() && change.label == "append" && recorded_as_append
+}
+
 fn shared_partition(unit: &Unit, change: &ChangeSet) -> Option<String> {
     for mine in unit.added() {
         for theirs in change.partitions() {
@@ -394,6 +454,12 @@ fn shared_partition(unit: &Unit, change: &ChangeSet) -> Option<String> {
         }
     }
     None
+}
+
+/// A partition of the unit in which the other side added or removed delete files.
+fn deletes_inside(unit: &Unit, change: &ChangeSet) -> Option<String> {
+    let deletes = change.added_deletes.iter().chain(&change.removed_deletes);
+    deletes.map(|f| &f.partition).find(|p| unit.scope.covers(p)).map(|p| p.to_string())
 }
 
 /// Why a source cannot ride behind the cars ahead of it in one train, with a witness; `None`: it can.

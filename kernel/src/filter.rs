@@ -155,14 +155,26 @@ pub fn parse_date(text: &str) -> Option<i64> {
         Some(rest) => (-1, rest),
         None => (1, text),
     };
-    let mut parts = body.split('-');
-    let year: i64 = parts.next()?.parse().ok()?;
-    let month: i64 = parts.next()?.parse().ok()?;
-    let day: i64 = parts.next()?.parse().ok()?;
-    if parts.next().is_some() || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+    let mut parts = body.split('-').map(digits);
+    let (year, month, day) = (parts.next()??, parts.next()??, parts.next()??);
+    if parts.next().is_some() || !(1..=12).contains(&month) || !(1..=days_in(year, month)).contains(&day) {
         return None;
     }
     days_from_civil(sign * year, month, day)
+}
+
+/// Digits alone: `parse` would take a sign.
+fn digits(text: &str) -> Option<i64> {
+    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
+
+fn days_in(year: i64, month: i64) -> i64 {
+    match month {
+        4 | 6 | 9 | 11 => 30,
+        2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
+        2 => 28,
+        _ => 31,
+    }
 }
 
 /// Days since 1970-01-01 of a date in the proleptic Gregorian calendar.
@@ -206,6 +218,28 @@ mod tests {
         assert_eq!(parse_date("2013-08-20"), Some(15_937));
         assert_eq!(parse_date("2013-13-20"), None);
         assert_eq!(parse_date("nonsense"), None);
+    }
+
+    #[test]
+    fn every_day_of_eight_centuries_counts_one_more() {
+        // Counted one by one, which shares nothing with the formula.
+        let is_leap = |year: i64| (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
+        let mut days = (1600..1970).map(|year| if is_leap(year) { -366 } else { -365 }).sum::<i64>();
+        for year in 1600..2400 {
+            for (month, length) in [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31].into_iter().enumerate() {
+                let length = if month == 1 && is_leap(year) { 29 } else { length };
+                for day in 1..=length {
+                    assert_eq!(parse_date(&format!("{year}-{:02}-{day:02}", month + 1)), Some(days));
+                    days += 1;
+                }
+                let after = format!("{year}-{:02}-{:02}", month + 1, length + 1);
+                assert_eq!(parse_date(&after), None, "{after} is no day");
+            }
+        }
+        assert_eq!(parse_date("-0001-03-01"), Some(-719_834));
+        for wrong in ["+2013-08-20", "2013-+8-20", "2013-08", "2013-08-20-1", "2013-08-", "--1-01-01", ""] {
+            assert_eq!(parse_date(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

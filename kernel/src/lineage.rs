@@ -69,11 +69,13 @@ impl Line {
         self.chain.as_ref().map_or(&[], |chain| &chain.ids)
     }
 
-    /// Snapshots after `base`, oldest first; `None` when `base` is not in the line.
+    /// Snapshots after `base`, oldest first; `None` when `base` is not in the line. `base = None` is the empty
+    /// base: of a line that was cut nobody knows what came before.
     pub fn after(&self, base: Option<SnapshotId>) -> Option<Vec<SnapshotId>> {
         let ids = self.ids();
         let end = match base {
             Some(base) => ids.iter().position(|id| *id == base)?,
+            None if self.chain.as_ref().is_some_and(|chain| chain.end != ChainEnd::Root) => return None,
             None => ids.len(),
         };
         Some(ids[..end].iter().rev().copied().collect())

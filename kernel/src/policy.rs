@@ -146,6 +146,9 @@ impl TryFrom<String> for Duration {
             .iter()
             .find_map(|(unit, ms)| text.strip_suffix(unit).map(|digits| (digits, *ms)))
             .ok_or_else(wrong)?;
+        if !digits.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(wrong());
+        }
         let count: i64 = digits.parse().map_err(|_| wrong())?;
         let ms = count.checked_mul(unit_ms).filter(|ms| *ms > 0).ok_or_else(wrong)?;
         Ok(Self { ms })
@@ -348,11 +351,33 @@ pub struct PolicyError {
     pub message: String,
 }
 
+/// TOML knows `nan` and `inf`. On the way into a check they would become "not given", and a bound that was
+/// written down would not hold.
+fn check_numbers(policy: &toml::Table) -> Result<(), String> {
+    let Some(checks) = policy.get("check").and_then(toml::Value::as_array) else { return Ok(()) };
+    for check in checks.iter().filter_map(toml::Value::as_table) {
+        let id = check.get("id").and_then(toml::Value::as_str).unwrap_or_default();
+        for (key, value) in check {
+            if let Some(number) = value.as_float().filter(|number| !number.is_finite()) {
+                return Err(format!("check '{id}': '{key}' is {number}, write a number"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn first_repeated(names: &[String]) -> Option<&String> {
+    names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)).map(|(_, name)| name)
+}
+
 impl TablePolicy {
     /// Parses and checks one policy file. `file` is named in messages.
     pub fn parse(file: &str, text: &str) -> Result<Self, PolicyError> {
         let error = |message: String| PolicyError { file: file.to_owned(), message };
-        let policy: Self = toml::from_str(text).map_err(|e| error(e.to_string().trim_end().to_owned()))?;
+        let syntax = |e: toml::de::Error| error(e.to_string().trim_end().to_owned());
+        let table: toml::Table = toml::from_str(text).map_err(syntax)?;
+        check_numbers(&table).map_err(error)?;
+        let policy: Self = toml::from_str(text).map_err(syntax)?;
         policy.check().map_err(error)?;
         Ok(policy)
     }
@@ -385,11 +410,17 @@ impl TablePolicy {
             if !prefixes.insert(&class.prefix) {
                 return Err(format!("two classes have the prefix '{}'", class.prefix));
             }
+            if class.name.trim().is_empty() {
+                return Err(format!("the class with prefix '{}' needs a name", class.prefix));
+            }
             if class.batch_size == 0 || class.batch_size > MAX_BATCH_SIZE {
                 return Err(format!(
                     "class '{}': batch-size is {}, it must be between 1 and {MAX_BATCH_SIZE}",
                     class.name, class.batch_size
                 ));
+            }
+            if let Some(id) = first_repeated(&class.checks) {
+                return Err(format!("class '{}' names check '{id}' twice", class.name));
             }
             for id in &class.checks {
                 if !ids.contains(id) {
@@ -471,12 +502,28 @@ impl ClassPolicy {
 impl CheckDefinition {
     fn check(&self) -> Result<(), String> {
         let wrong = |message: &str| Err(format!("check '{}': {message}", self.id));
+        if let CheckKind::DuplicateKey { columns, .. }
+        | CheckKind::NotNull { columns, .. }
+        | CheckKind::Referential { columns, .. } = &self.kind
+        {
+            if columns.iter().any(|column| column.trim().is_empty()) {
+                return wrong("'columns' has an entry without a name");
+            }
+            if let Some(column) = first_repeated(columns) {
+                return wrong(&format!("'columns' has '{column}' twice"));
+            }
+        }
         match &self.kind {
             CheckKind::DuplicateKey { columns, .. } | CheckKind::NotNull { columns, .. }
                 if columns.is_empty() =>
             {
                 wrong("'columns' is empty")
             }
+            CheckKind::AcceptedValues { column, .. } if column.trim().is_empty() => {
+                wrong("'column' is empty")
+            }
+            CheckKind::AcceptedValues { values, .. } if values.is_empty() => wrong("'values' is empty"),
+            CheckKind::Sql { query } if query.trim().is_empty() => wrong("'query' is empty"),
             CheckKind::Referential { columns, references, .. }
                 if columns.is_empty() || columns.len() != references.columns.len() =>
             {
@@ -489,7 +536,20 @@ impl CheckDefinition {
                     && max_growth.is_none()
                     && min_added.is_none()
                     && max_added.is_none();
-                if none { wrong("a row-count needs at least one bound") } else { Ok(()) }
+                let above = |low: &Option<u64>, high: &Option<u64>| matches!((low, high), (Some(l), Some(h)) if l > h);
+                if none {
+                    wrong("a row-count needs at least one bound")
+                } else if above(min, max) {
+                    wrong("'min' is above 'max'")
+                } else if above(min_added, max_added) {
+                    wrong("'min-added' is above 'max-added'")
+                } else if matches!((min_growth, max_growth), (Some(low), Some(high)) if low > high) {
+                    wrong("'min-growth' is above 'max-growth'")
+                } else if [min_growth, max_growth].into_iter().flatten().any(|growth| *growth < 0.0) {
+                    wrong("a growth cannot be negative")
+                } else {
+                    Ok(())
+                }
             }
             CheckKind::Reconciliation { by, count, sums, absolute, relative, .. } => {
                 if by.is_empty() {

@@ -13,6 +13,8 @@ use crate::ids::{SnapshotId, TableName};
 pub const RECORD_KEY: &str = "mergeberg.operation";
 /// The only record version there is.
 pub const RECORD_VERSION: u32 = 1;
+/// The alias under which a recorded query reads the target, at the car's parent.
+pub const TARGET_ALIAS: &str = "target";
 /// A longer record is refused before it is parsed, in bytes.
 pub const MAX_RECORD_BYTES: usize = 64 * 1024;
 
@@ -146,22 +148,32 @@ impl Record {
         if id.trim().is_empty() {
             return Err(RecordError::Malformed("'id' is empty".to_owned()));
         }
+        if inputs.keys().any(|alias| alias.eq_ignore_ascii_case(TARGET_ALIAS)) {
+            return Err(RecordError::Malformed(format!(
+                "an input is named '{TARGET_ALIAS}', under which a query reads the target itself"
+            )));
+        }
+        if expect.as_ref().and_then(|e| e.rows).is_some_and(|rows| rows < 0) {
+            return Err(RecordError::Malformed("'expect.rows' is negative".to_owned()));
+        }
         for (alias, input) in &inputs {
             if &input.table == target {
                 return Err(RecordError::PinsTarget { alias: alias.clone() });
             }
         }
         let operation = match (op.as_str(), filter, query) {
-            ("append", None, None) => Operation::Append,
-            ("replace-partitions", None, None) => Operation::ReplacePartitions,
-            ("overwrite-where", Some(filter), Some(query)) => {
+            ("append", None, None) if inputs.is_empty() => Operation::Append,
+            ("replace-partitions", None, None) if inputs.is_empty() => Operation::ReplacePartitions,
+            ("overwrite-where", Some(filter), Some(query))
+                if !filter.trim().is_empty() && !query.trim().is_empty() =>
+            {
                 Operation::OverwriteWhere { filter, query, inputs }
             }
             ("overwrite-where", _, _) => {
                 return Err(RecordError::Malformed("overwrite-where needs 'where' and 'query'".to_owned()));
             }
             (op, _, _) => {
-                return Err(RecordError::Malformed(format!("{op} takes neither 'where' nor 'query'")));
+                return Err(RecordError::Malformed(format!("{op} takes no 'where', 'query' or 'inputs'")));
             }
         };
         Ok(Self { id, operation, expected_rows: expect.and_then(|e| e.rows) })

@@ -118,16 +118,7 @@ pub fn compare_schemas(old: &SchemaFact, new: &SchemaFact) -> Vec<StructureChang
                 field_ids: vec![field.id],
                 text: format!("column {} '{}' added: {}", field.id, field.name, describe(field)),
             });
-            if let Some(taken) = old.field_by_name(&field.name) {
-                changes.push(StructureChange {
-                    kind: StructureChangeKind::NameClash,
-                    field_ids: vec![taken.id, field.id],
-                    text: format!(
-                        "name '{}' meant column {} and now means column {}",
-                        field.name, taken.id, field.id
-                    ),
-                });
-            }
+            changes.extend(name_clash(old, new, field));
             continue;
         };
         if before.name != field.name {
@@ -136,6 +127,7 @@ pub fn compare_schemas(old: &SchemaFact, new: &SchemaFact) -> Vec<StructureChang
                 field_ids: vec![field.id],
                 text: format!("column {} renamed: '{}' -> '{}'", field.id, before.name, field.name),
             });
+            changes.extend(name_clash(old, new, field));
         }
         if before.type_name != field.type_name {
             let kind = if is_promotion(&before.type_name, &field.type_name) {
@@ -174,19 +166,20 @@ pub fn compare_schemas(old: &SchemaFact, new: &SchemaFact) -> Vec<StructureChang
             });
         }
     }
-    for (at, one) in new.fields.iter().enumerate() {
-        for two in &new.fields[at + 1..] {
-            if one.name != two.name && one.name.to_lowercase() == two.name.to_lowercase() {
-                changes.push(StructureChange {
-                    kind: StructureChangeKind::CaseTwin,
-                    field_ids: vec![one.id, two.id],
-                    text: format!(
-                        "columns {} '{}' and {} '{}' differ only by letter case",
-                        one.id, one.name, two.id, two.name
-                    ),
-                });
-            }
+    let known = case_twins(old);
+    for (one, two) in case_twins(new) {
+        // A pair that was there before is no change.
+        if known.iter().any(|(a, b)| (a.id, b.id) == (one.id, two.id)) {
+            continue;
         }
+        changes.push(StructureChange {
+            kind: StructureChangeKind::CaseTwin,
+            field_ids: vec![one.id, two.id],
+            text: format!(
+                "columns {} '{}' and {} '{}' differ only by letter case",
+                one.id, one.name, two.id, two.name
+            ),
+        });
     }
     let sorted = |ids: &[i32]| {
         let mut ids = ids.to_vec();
@@ -244,6 +237,38 @@ fn describe_spec(facts: &TableFacts, id: SpecId) -> String {
         None => Vec::new(),
     };
     format!("{id} [{}]", fields.join(", "))
+}
+
+/// The name of `field` meant another column before, which has gone or taken another name since. Engines
+/// that fold names read one for the other, so letter case does not tell them apart (case O19).
+fn name_clash(old: &SchemaFact, new: &SchemaFact, field: &FieldFact) -> Option<StructureChange> {
+    let name = field.name.to_lowercase();
+    let taken = old.fields.iter().find(|f| f.id != field.id && f.name.to_lowercase() == name)?;
+    if new.field(taken.id).is_some_and(|f| f.name.to_lowercase() == name) {
+        return None;
+    }
+    Some(StructureChange {
+        kind: StructureChangeKind::NameClash,
+        field_ids: vec![taken.id, field.id],
+        text: format!("name '{}' meant column {} and now means column {}", field.name, taken.id, field.id),
+    })
+}
+
+/// Pairs of columns whose names differ only by letter case, the smaller field id first.
+fn case_twins(schema: &SchemaFact) -> Vec<(&FieldFact, &FieldFact)> {
+    let mut by_name: BTreeMap<String, Vec<&FieldFact>> = BTreeMap::new();
+    for field in &schema.fields {
+        by_name.entry(field.name.to_lowercase()).or_default().push(field);
+    }
+    let mut twins = Vec::new();
+    for mut fields in by_name.into_values() {
+        fields.sort_by_key(|f| f.id);
+        for (at, one) in fields.iter().enumerate() {
+            twins.extend(fields[at + 1..].iter().filter(|two| two.name != one.name).map(|two| (*one, *two)));
+        }
+    }
+    twins.sort_by_key(|(one, two)| (one.id, two.id));
+    twins
 }
 
 /// Why rows written under `written` cannot be read as `current`; empty when they can. Rows are read by

@@ -202,6 +202,14 @@ fn replaces_whole_partitions(members: &[&SourceChange]) -> bool {
     parent_files.iter().all(|path| removed_paths.contains(path))
 }
 
+/// A file that the parent had in a partition from which files were removed, and that the members kept. A
+/// replay would drop it from the target though the branch did not.
+fn kept_file<'a>(members: &'a [SourceChange]) -> Option<&'a Arc<str>> {
+    let net = NetFiles::of(members.iter().map(|m| m.change.as_ref()));
+    let parents_files = members.iter().filter_map(|m| m.parent_files.as_deref()).flatten();
+    parents_files.into_iter().find(|path| !net.is_gone(path) && !net.is_added(path))
+}
+
 fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>, UnitRefusal> {
     let Some(first) = members.first() else { return Ok(None) };
     let changes: Vec<Arc<ChangeSet>> = members.iter().map(|m| Arc::clone(&m.change)).collect();
@@ -221,7 +229,7 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
                     first.change.snapshot
                 ));
             }
-            (append_kind(&changes, class), UnitScope::Partitions(partitions))
+            append_of(&changes, partitions, class)
         }
         Some(Operation::ReplacePartitions) => {
             let added: BTreeSet<&Arc<Partition>> =
@@ -232,6 +240,11 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
                 return mismatch(format!(
                     "recorded as replace-partitions, but partition {} lost files and got none",
                     stray.partition
+                ));
+            }
+            if let Some(kept) = kept_file(members) {
+                return mismatch(format!(
+                    "recorded as replace-partitions, but file {kept} of a replaced partition was kept"
                 ));
             }
             (UnitKind::ReplacePartitions { derived: false }, UnitScope::Partitions(partitions))
@@ -248,10 +261,7 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
             (UnitKind::OverwriteWhere, scope)
         }
         None if is_empty => return Ok(None),
-        None if net_adds_only => match append_kind(&changes, class) {
-            UnitKind::BlindAppend => (UnitKind::BlindAppend, UnitScope::Partitions(partitions)),
-            kind => (kind, unrecorded_scope(partitions, class)),
-        },
+        None if net_adds_only => append_of(&changes, partitions, class),
         None if first.proof != RewriteProof::None && members.len() == 1 => {
             (UnitKind::Rewrite, UnitScope::Partitions(partitions))
         }
@@ -267,12 +277,17 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
     Ok(Some(Unit { kind, scope, changes, record }))
 }
 
-/// Rule C2: only adds, labelled append, in a class whose appends are blind.
-fn append_kind(changes: &[Arc<ChangeSet>], class: &ClassPolicy) -> UnitKind {
+/// Rule C2: only adds, labelled append, in a class whose appends are blind. A record that says `append`
+/// names no predicate and no read set, so it narrows nothing that a derived append depended on.
+fn append_of(
+    changes: &[Arc<ChangeSet>],
+    partitions: BTreeSet<Arc<Partition>>,
+    class: &ClassPolicy,
+) -> (UnitKind, UnitScope) {
     let labelled = changes.iter().all(|c| c.label == "append" || c.is_empty());
     match class.appends {
-        Appends::Blind if labelled => UnitKind::BlindAppend,
-        Appends::Blind | Appends::Derived => UnitKind::DerivedAppend,
+        Appends::Blind if labelled => (UnitKind::BlindAppend, UnitScope::Partitions(partitions)),
+        Appends::Blind | Appends::Derived => (UnitKind::DerivedAppend, unrecorded_scope(partitions, class)),
     }
 }
 

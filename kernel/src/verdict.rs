@@ -32,80 +32,106 @@ pub enum TrainDecision {
 }
 
 /// Decides on a train. `order` is the train's order, which is arrival order.
+///
+/// Cars are walked in that order over all evidence at once: a car that leaves for one check is no ground to
+/// evict another for a second check (rule E3). The answer does not depend on the order of the rows.
 pub fn decide(order: &[RequestId], evidence: &[TrainEvidence]) -> TrainDecision {
     let mut evicted: BTreeMap<RequestId, Eviction> = BTreeMap::new();
-    for item in evidence {
-        match &item.evidence.result {
-            CheckResult::Passed => {}
-            CheckResult::CouldNotRun { error } => {
-                // A shared scan that could not run blames nobody: each is looked at alone afterwards. Only
-                // a scan of one car's own says something about that car.
-                for request in &item.requests {
-                    evicted.entry(*request).or_insert_with(|| Eviction::CouldNotRun {
-                        check: item.evidence.check.clone(),
-                        error: error.clone(),
-                    });
-                }
+    let mut kept: BTreeSet<RequestId> = BTreeSet::new();
+    for request in order {
+        let undisturbed = evicted.is_empty();
+        let found = evidence.iter().filter_map(|item| against(*request, item, &kept, undisturbed));
+        match found.min_by(|one, two| rank(one).cmp(&rank(two))) {
+            Some(eviction) => {
+                evicted.insert(*request, eviction);
             }
-            CheckResult::Failed { code } => {
-                let guilty = blame(order, item);
-                if guilty.is_empty() {
-                    // A shared check failed and named nobody: that says nothing about any single car.
-                    for request in &item.requests {
-                        evicted.entry(*request).or_insert_with(|| Eviction::CouldNotRun {
-                            check: item.evidence.check.clone(),
-                            error: "the check failed for the train as a whole and named no rows".to_owned(),
-                        });
-                    }
-                }
-                for request in guilty {
-                    // A proved fault is stronger than a check that could not run.
-                    evicted.insert(
-                        request,
-                        Eviction::Guilty {
-                            code: *code,
-                            check: item.evidence.check.clone(),
-                            text: text_of(&item.evidence, request),
-                        },
-                    );
-                }
+            None => {
+                kept.insert(*request);
+            }
+        }
+    }
+    if evicted.is_empty() {
+        // Nothing but passes lands (promise 2), also when the evidence does not fit the train.
+        for item in evidence.iter().filter(|item| item.evidence.result != CheckResult::Passed) {
+            for request in if item.requests.is_empty() { order } else { &item.requests } {
+                evicted.entry(*request).or_insert_with(|| named_nobody(item));
             }
         }
     }
     if evicted.is_empty() { TrainDecision::Land } else { TrainDecision::Evict(evicted) }
 }
 
-/// Walks the cars in arrival order. A car is guilty only against the base, against itself, or against a
-/// car that was kept; of the requests of one violation the first innocent one stays.
-fn blame(order: &[RequestId], item: &TrainEvidence) -> BTreeSet<RequestId> {
-    let mut kept: BTreeSet<RequestId> = BTreeSet::new();
-    let mut guilty: BTreeSet<RequestId> = BTreeSet::new();
-    for request in order {
-        if !item.requests.contains(request) {
+/// Why this item makes the request leave, given the cars ahead that stay. `undisturbed`: all of them stay.
+fn against(
+    request: RequestId,
+    item: &TrainEvidence,
+    kept: &BTreeSet<RequestId>,
+    undisturbed: bool,
+) -> Option<Eviction> {
+    if !item.requests.contains(&request) {
+        return None;
+    }
+    match &item.evidence.result {
+        CheckResult::Passed => None,
+        // A scan that could not run blames nobody: each car is looked at again.
+        CheckResult::CouldNotRun { error } => {
+            Some(Eviction::CouldNotRun { check: item.evidence.check.clone(), error: error.clone() })
+        }
+        CheckResult::Failed { code } => {
+            if is_guilty(request, item, kept, undisturbed) {
+                let (check, text) = (item.evidence.check.clone(), text_of(&item.evidence, request));
+                return Some(Eviction::Guilty { code: *code, check, text });
+            }
+            let names_somebody =
+                item.evidence.violations.iter().flat_map(|v| &v.requests).any(|r| item.requests.contains(r));
+            // A shared check that failed and named nobody says nothing about any single car.
+            let shared = item.requests.len() > 1;
+            (shared && !names_somebody).then(|| named_nobody(item))
+        }
+    }
+}
+
+/// A proved fault is stronger than a check that could not run; then the check's id decides.
+fn rank(eviction: &Eviction) -> (bool, &str, &str) {
+    match eviction {
+        Eviction::Guilty { check, text, .. } => (false, check, text),
+        Eviction::CouldNotRun { check, error } => (true, check, error),
+    }
+}
+
+fn named_nobody(item: &TrainEvidence) -> Eviction {
+    let error = match &item.evidence.result {
+        CheckResult::CouldNotRun { error } => error.clone(),
+        CheckResult::Passed | CheckResult::Failed { .. } => {
+            "the check failed for the train as a whole and named no rows".to_owned()
+        }
+    };
+    Eviction::CouldNotRun { check: item.evidence.check.clone(), error }
+}
+
+/// A car is guilty only against the base, against itself, or against a car ahead that stays; of the requests
+/// of one violation the first innocent one stays.
+fn is_guilty(
+    request: RequestId,
+    item: &TrainEvidence,
+    kept: &BTreeSet<RequestId>,
+    undisturbed: bool,
+) -> bool {
+    let mut named = false;
+    for violation in &item.evidence.violations {
+        let own = violation.requests.iter().filter(|r| **r == request).count();
+        if own == 0 {
             continue;
         }
-        let is_guilty = item.evidence.violations.iter().any(|violation| {
-            let own = violation.requests.iter().filter(|r| *r == request).count();
-            if own == 0 {
-                return false;
-            }
-            let distinct: BTreeSet<&RequestId> = violation.requests.iter().collect();
-            violation.with_base
-                || own > 1
-                || distinct.len() == 1
-                || distinct.iter().any(|other| kept.contains(other))
-        });
-        if is_guilty {
-            guilty.insert(*request);
-        } else {
-            kept.insert(*request);
+        named = true;
+        let mut others = violation.requests.iter().filter(|r| **r != request).peekable();
+        if violation.with_base || own > 1 || others.peek().is_none() || others.any(|r| kept.contains(r)) {
+            return true;
         }
     }
-    // A check over one car's own candidate speaks of that car, rows named or not (row counts, totals).
-    if let [only] = item.requests.as_slice() {
-        guilty.insert(*only);
-    }
-    guilty
+    // A check over one car's own candidate speaks of that car, rows named or not (row counts, totals): as
+    // long as every car that the candidate stands on stays. Otherwise it is staged and checked again.
+    !named && undisturbed && item.requests == [request]
 }
 
 fn text_of(evidence: &Evidence, request: RequestId) -> String {
