@@ -204,7 +204,7 @@ fn replaces_whole_partitions(members: &[&SourceChange]) -> bool {
 
 /// A file that the parent had in a partition from which files were removed, and that the members kept. A
 /// replay would drop it from the target though the branch did not.
-fn kept_file<'a>(members: &'a [SourceChange]) -> Option<&'a Arc<str>> {
+fn kept_file(members: &[SourceChange]) -> Option<&Arc<str>> {
     let net = NetFiles::of(members.iter().map(|m| m.change.as_ref()));
     let parents_files = members.iter().filter_map(|m| m.parent_files.as_deref()).flatten();
     parents_files.into_iter().find(|path| !net.is_gone(path) && !net.is_added(path))

@@ -111,6 +111,27 @@ fn rule_e3_that_holds_across_checks() {
 }
 
 #[test]
+fn rule_e3_a_key_that_is_twice_in_one_request_is_its_own_fault() {
+    let violations: [Origins; 2] = [(&[1], true), (&[1, 2, 2], false)];
+    assert_eq!(
+        words(&[1, 2], &[failed(&[1, 2], "keys", &violations)]),
+        "1 duplicate-key, 2 duplicate-key",
+        "whoever else leaves"
+    );
+}
+
+#[test]
+fn promise_2_evidence_that_does_not_fit_the_train_never_lands_it() {
+    // Of a request that is not in the train, or of none at all.
+    assert_eq!(words(&[1, 2], &[failed(&[9], "keys", &[])]), "9 could-not-run");
+    assert_eq!(words(&[1, 2], &[could_not_run(&[], "keys")]), "1 could-not-run, 2 could-not-run");
+    assert_eq!(
+        words(&[1, 2], &[failed(&[1, 2], "keys", &[(&[1, 9], false)])]),
+        "1 could-not-run, 2 could-not-run"
+    );
+}
+
+#[test]
 fn rule_e3_one_that_could_not_be_checked_is_nobodys_fault() {
     // 1 is held and tried again: it does not land now, so 2 is not refused for the key they share.
     let keys = failed(&[1, 2], "keys", &[(&[1, 2], false)]);
@@ -123,7 +144,12 @@ fn could_not_run_is_no_pass_and_no_fault() {
     assert_eq!(words(&[1, 2], &[could_not_run(&[1, 2], "keys")]), "1 could-not-run, 2 could-not-run");
     // A proved fault is said, whatever else could not run.
     let keys = failed(&[1, 2], "keys", &[(&[2], true)]);
-    assert_eq!(words(&[1, 2], &[could_not_run(&[1, 2], "rows"), keys]), "1 could-not-run, 2 duplicate-key");
+    for other in ["a", "z"] {
+        assert_eq!(
+            words(&[1, 2], &[could_not_run(&[1, 2], other), keys.clone()]),
+            "1 could-not-run, 2 duplicate-key"
+        );
+    }
 }
 
 #[test]
