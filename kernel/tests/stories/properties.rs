@@ -162,7 +162,9 @@ proptest! {
         let (mut story, ids) = build(&drafts);
         let (source, target) = (pick(&ids, source).to_owned(), pick(&ids, target).to_owned());
         let before = story.merge(&source).onto(&target).under(&class);
-        prop_assume!(before.units().is_ok());
+        if before.units().is_err() {
+            return Ok(());
+        }
         let before = before.classify();
         add(&mut story, "S99", &target, &Draft { record: 5, ..more });
         let after = story.merge(&source).onto("S99").under(&class).classify();
