@@ -4,7 +4,9 @@
 
 pub mod cli;
 pub mod config;
+pub mod error;
 pub mod ledger;
+mod near;
 pub mod replay;
 pub mod report;
 pub mod table;

@@ -17,6 +17,7 @@ use crate::lineage::BaseFinding;
 use crate::policy::{AfterLanding, ClassPolicy, OnSourceMoved};
 use crate::reason::ReasonCode;
 use crate::record::RecordFinding;
+use crate::structure::StructureId;
 use crate::unit::{Unit, UnitKind, UnitRefusal, UnitScope};
 
 /// Where the source branch stands now, against the pin.
@@ -39,6 +40,8 @@ pub enum StructureStanding {
     Barrier,
     /// Waits for a reviewer.
     InReview,
+    /// Not accepted, and no review item speaks of it yet: one has to be opened.
+    Unknown(StructureId),
     Rejected,
     /// Accepted, but what was written cannot be read as the table's present schema.
     Unreadable(String),
@@ -341,7 +344,7 @@ fn consider(
     }
     match &facts.structure {
         StructureStanding::Accepted | StructureStanding::Barrier => {}
-        StructureStanding::InReview => {
+        StructureStanding::InReview | StructureStanding::Unknown(_) => {
             return Err(Verdict::InReview {
                 text: "written under a structure that no reviewer has accepted yet".to_owned(),
             });

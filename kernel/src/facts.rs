@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{RefName, SchemaId, SnapshotId, SortOrderId, SpecId, TableName, TableUuid};
 use crate::lineage::SnapshotGraph;
-use crate::structure::{SchemaFact, SortOrderFact, SpecFact};
+use crate::structure::{SchemaFact, SortOrderFact, SpecFact, StructureId};
 
 /// A branch or tag with its retention (table spec, "Snapshot Retention Policy").
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ pub struct LogEntry {
 }
 
 /// Everything that decisions need of a table's metadata.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableFacts {
     pub name: TableName,
     pub uuid: TableUuid,
@@ -63,6 +63,15 @@ impl TableFacts {
     /// Head of a branch or tag; `None` when the ref does not exist.
     pub fn head(&self, name: &RefName) -> Option<SnapshotId> {
         self.refs.get(name).map(|r| r.snapshot_id)
+    }
+
+    /// The structure that the table has now.
+    pub fn structure(&self) -> StructureId {
+        StructureId {
+            schema_id: self.current_schema_id,
+            spec_id: self.default_spec_id,
+            sort_order_id: self.default_sort_order_id,
+        }
     }
 
     pub fn property_i64(&self, key: &str, default: i64) -> i64 {

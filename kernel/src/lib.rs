@@ -18,5 +18,6 @@ pub mod reason;
 pub mod record;
 pub mod state;
 pub mod structure;
+pub mod summary;
 pub mod unit;
 pub mod verdict;

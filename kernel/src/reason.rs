@@ -203,6 +203,35 @@ reasons! {
         "The change of structure cannot be made safe.",
         "Undo it with the engine that made it.";
 
+    // The command: nothing was asked of the queue.
+    RequestNotFound, "request-not-found",
+        "The ledger has no such request.",
+        "See the ids with `request list`.";
+    ReviewNotFound, "review-not-found",
+        "The ledger has no such review item.",
+        "See the ids with `review list`.";
+    SnapshotNotFound, "snapshot-not-found",
+        "The snapshot is not in the branch's history.",
+        "Name a snapshot between the branch's head and the one that it was made from.";
+    NameTaken, "name-taken",
+        "A branch or tag of this name exists.",
+        "Choose another name, or use the branch that is there.";
+    InvalidArgument, "invalid-argument",
+        "An argument cannot be used.",
+        "Correct it as the message says; `--help` shows the form.";
+    WrongState, "wrong-state",
+        "The request or review item is past the point where this can be done.",
+        "Look at it with `request show` or `review show`.";
+    WaitTimedOut, "wait-timed-out",
+        "The request had not ended when the time to wait was over.",
+        "Wait again, or look at `request explain`; the request goes on by itself.";
+    ReportUnbalanced, "report-unbalanced",
+        "The target's snapshots are not all explained by landings, maintenance and bypasses.",
+        "Run the worker once so that foreign commits are recorded; if it stays, look at the snapshots that the report names.";
+    Internal, "internal",
+        "Something happened that mergeberg does not expect.",
+        "Report this with the message; the queue's data is not touched by it.";
+
     // The environment.
     CatalogRefused, "catalog-refused",
         "The catalog refused the commit for a reason that trying again does not cure.",

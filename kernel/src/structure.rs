@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::facts::TableFacts;
 use crate::ids::{SchemaId, SortOrderId, SpecId};
 
 /// One field of a schema. Nested fields (struct members, list elements, map keys and values) are listed
@@ -197,6 +198,45 @@ pub fn compare_schemas(old: &SchemaFact, new: &SchemaFact) -> Vec<StructureChang
         });
     }
     changes
+}
+
+/// Differences between two structures of one table: schema by field id, then spec and sort order.
+pub fn structure_changes(facts: &TableFacts, old: StructureId, new: StructureId) -> Vec<StructureChange> {
+    let mut changes = match (facts.schemas.get(&old.schema_id), facts.schemas.get(&new.schema_id)) {
+        (Some(before), Some(after)) => compare_schemas(before, after),
+        _ => Vec::new(),
+    };
+    if old.spec_id != new.spec_id {
+        changes.push(StructureChange {
+            kind: StructureChangeKind::SpecChanged,
+            field_ids: facts
+                .specs
+                .get(&new.spec_id)
+                .map(|spec| spec.fields.iter().map(|f| f.source_id).collect())
+                .unwrap_or_default(),
+            text: format!(
+                "partition spec: {} -> {}",
+                describe_spec(facts, old.spec_id),
+                describe_spec(facts, new.spec_id)
+            ),
+        });
+    }
+    if old.sort_order_id != new.sort_order_id {
+        changes.push(StructureChange {
+            kind: StructureChangeKind::SortOrderChanged,
+            field_ids: Vec::new(),
+            text: format!("sort order: {} -> {}", old.sort_order_id, new.sort_order_id),
+        });
+    }
+    changes
+}
+
+fn describe_spec(facts: &TableFacts, id: SpecId) -> String {
+    let fields: Vec<String> = match facts.specs.get(&id) {
+        Some(spec) => spec.fields.iter().map(|f| format!("{}({})", f.transform, f.name)).collect(),
+        None => Vec::new(),
+    };
+    format!("{id} [{}]", fields.join(", "))
 }
 
 /// The name of `field` meant another column before, which has gone or taken another name since. Engines

@@ -1,1 +1,107 @@
+//! The queue database: requests, attempts, trains, evidence, intents and receipts, reviews, the leader.
+//!
+//! Owns every row and all SQL of the ledger. It exists so that the promises which outlive a process are
+//! kept by transactions: at most one open intent a target, no intent without evidence under exactly that
+//! candidate id, no write under a lost epoch, one request per idempotency key.
+//!
+//! SQLite in WAL mode, one file a queue. Every writing transaction is BEGIN IMMEDIATE (case O27): a
+//! deferred one that read first fails at once when it wants to write, whatever the busy timeout. Writers
+//! of one process queue for a single connection, so the file lock is contended between processes only.
+//! No connection is taken while one is held: a function takes one and hands it down.
+//!
+//! Absent on purpose: decisions (the kernel computes every state), catalog calls, clocks (times are
+//! arguments; queue id and creation time of a new file are the exception), and any way to move a request
+//! past an open intent other than settling it.
 
+mod apply;
+mod decode;
+mod error;
+mod events;
+mod evidence;
+mod heads;
+mod landing;
+mod leader;
+mod open;
+mod requests;
+mod rows;
+mod structure;
+mod trains;
+mod watch;
+
+#[cfg(test)]
+mod migration_tests;
+#[cfg(test)]
+mod race_tests;
+#[cfg(test)]
+mod testing;
+
+use mergeberg_kernel::ids::QueueId;
+use sqlx::Transaction;
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqlitePool};
+
+pub use apply::Change;
+pub use error::{LedgerError, LedgerFault};
+pub use events::{EventKind, EventRow};
+pub use evidence::EvidenceRow;
+pub use heads::{Adoption, ForeignKind, ForeignRow, TargetHead};
+pub use landing::{Intent, IntentCar, LandingRow, LandingState};
+pub use leader::LeaderRow;
+pub use open::{MIGRATE_COMMAND, MigrationReport};
+pub use requests::{Enqueued, NewRequest, RequestFilter};
+pub use rows::{AttemptRow, RequestRow};
+pub use structure::{
+    AcceptedStructure, Decided, Decision, NewReview, ReviewFilter, ReviewRow, ReviewState, ReviewWord,
+};
+pub use trains::{TrainRow, TrainStatus};
+pub use watch::Watcher;
+
+use error::BusyTries;
+
+/// One queue's ledger. Cheap to clone; clones share the connections.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    path: std::sync::Arc<std::path::Path>,
+    queue: QueueId,
+    /// A single connection: writers of this process wait for each other in order, not in SQLite's busy loop.
+    writer: SqlitePool,
+    readers: SqlitePool,
+}
+
+impl Ledger {
+    /// Identity of this queue; temporary and pin refs carry it (rule R7).
+    pub fn queue_id(&self) -> &QueueId {
+        &self.queue
+    }
+
+    pub fn path(&self) -> &std::path::Path {
+        &self.path
+    }
+
+    /// Closes all connections, so that the WAL is folded into the file.
+    pub async fn close(&self) {
+        self.readers.close().await;
+        self.writer.close().await;
+    }
+
+    /// A transaction that may write: it holds the file's write lock from its first statement on.
+    async fn begin(&self) -> Result<Transaction<'static, Sqlite>, LedgerError> {
+        let mut tries = BusyTries::default();
+        loop {
+            match self.writer.begin_with("BEGIN IMMEDIATE").await {
+                Ok(tx) => return Ok(tx),
+                Err(error) => tries.pause_or_fail(error).await?,
+            }
+        }
+    }
+
+    /// One snapshot of the file, for reads of more than one statement.
+    async fn reading(&self) -> Result<Transaction<'static, Sqlite>, LedgerError> {
+        Ok(self.readers.begin().await?)
+    }
+}
+
+/// Tells sleeping workers that there is something to do ([`Watcher`]).
+async fn wake(conn: &mut SqliteConnection) -> Result<(), LedgerError> {
+    sqlx::query("UPDATE queue SET wakes = wakes + 1 WHERE id = 1").execute(conn).await?;
+    Ok(())
+}

@@ -1,6 +1,28 @@
 //! The only importer of iceberg: facts from metadata and manifests, the snapshot writer, catalogs.
 //! Nothing above it knows metadata files.
 
+pub mod branch_writer;
 pub mod catalog;
+pub mod cleanup;
+pub mod create;
+pub mod data_files;
 pub mod document;
+pub mod error;
+pub mod facts_of;
 pub mod loaded;
+mod manifest_cache;
+mod manifest_codec;
+mod manifest_merge;
+mod manifest_rewrite;
+pub mod manifests;
+mod metadata_file;
+mod partition_values;
+mod row_shape;
+pub mod scan;
+mod snapshot_summary;
+pub mod snapshot_writer;
+pub mod sql_catalog;
+#[cfg(test)]
+pub mod test_orders;
+#[cfg(test)]
+mod writer_test_support;

@@ -1,1 +1,17 @@
+//! The shell around the kernel: gather, decide, act, record, in that order.
+//!
+//! One leader a ledger; inside it one lane a (table, target). A tick takes no input and may run twice.
+//! `protocol.rs` holds the order of writes.
 
+pub mod check;
+pub mod context;
+pub mod error;
+pub mod foreign;
+pub mod gather;
+pub mod plan;
+pub mod protocol;
+pub mod run;
+pub mod settle;
+pub mod stage;
+pub mod step;
+pub mod structure;

@@ -1,0 +1,426 @@
+//! `request enqueue|list|show|explain|cancel|wait`.
+
+use clap::{Args, Subcommand};
+use mergeberg_kernel::ids::{RefName, RequestId, SnapshotId, TableName};
+use mergeberg_kernel::policy::Duration;
+use mergeberg_kernel::reason::ReasonCode;
+use mergeberg_kernel::state::RequestState;
+
+use super::answer::Answer;
+use super::context::{Context, principal};
+use super::enqueue::{EnqueueArgs, EnqueueContext, enqueue};
+use super::{explain, parse_ref, wait};
+use crate::error::UserError;
+use crate::ledger::{Enqueued, RequestFilter, RequestRow};
+use crate::report::text::{Columns, NONE, duration, key_values, moment};
+
+/// Rows of `request list` without `--limit`.
+const LIST_ROWS: u32 = 100;
+
+#[derive(Debug, Subcommand)]
+pub enum RequestCommand {
+    /// Put a branch into the queue.
+    Enqueue(EnqueueCommand),
+    /// List requests, in arrival order.
+    List(ListArgs),
+    /// Show one request.
+    Show(IdArgs),
+    /// Why a request is where it is: reason, witnesses, evidence, position, history.
+    Explain(IdArgs),
+    /// Take a waiting request back.
+    Cancel(CancelArgs),
+    /// Wait until a request has ended; the exit code says how.
+    Wait(WaitArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct EnqueueCommand {
+    /// Namespace and name, such as nyc.flights.
+    #[arg(long)]
+    pub table: TableName,
+    /// The branch to merge, by its exact name.
+    #[arg(long, value_parser = parse_ref)]
+    pub source: RefName,
+    /// The branch to merge into.
+    #[arg(long, default_value = "main", value_parser = parse_ref)]
+    pub target: RefName,
+    /// Publish the branch up to this snapshot instead of its head.
+    #[arg(long, value_name = "ID")]
+    pub snapshot: Option<i64>,
+    /// Class of the policy; by the branch's prefix when left out.
+    #[arg(long)]
+    pub class: Option<String>,
+    /// Idempotency key: enqueuing again with the same key gives the same request.
+    #[arg(long)]
+    pub key: Option<String>,
+    /// Who enqueues [default: $MERGEBERG_PRINCIPAL or the user].
+    #[arg(long)]
+    pub principal: Option<String>,
+    /// Wait until it has ended.
+    #[arg(long)]
+    pub wait: bool,
+    /// With --wait: give up after this long, such as 30s or 10m [default: never].
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "wait")]
+    pub timeout: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// Only requests that have not ended.
+    #[arg(long)]
+    pub open: bool,
+    /// Only these states (queued, held, landed, refused, ...).
+    #[arg(long, value_name = "STATE", conflicts_with = "open")]
+    pub state: Vec<String>,
+    #[arg(long)]
+    pub table: Option<TableName>,
+    #[arg(long, value_parser = parse_ref)]
+    pub target: Option<RefName>,
+    #[arg(long)]
+    pub class: Option<String>,
+    /// The newest so many.
+    #[arg(long, default_value_t = LIST_ROWS, value_name = "ROWS")]
+    pub limit: u32,
+}
+
+#[derive(Debug, Args)]
+pub struct IdArgs {
+    /// Id of the request.
+    pub id: i64,
+}
+
+#[derive(Debug, Args)]
+pub struct CancelArgs {
+    /// Id of the request.
+    pub id: i64,
+    /// Who cancels [default: $MERGEBERG_PRINCIPAL or the user].
+    #[arg(long)]
+    pub principal: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct WaitArgs {
+    /// Id of the request.
+    pub id: i64,
+    /// Give up after this long, such as 30s or 10m [default: never].
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub timeout: Option<Duration>,
+}
+
+pub async fn run(context: &Context, command: RequestCommand) -> Result<Answer, UserError> {
+    match command {
+        RequestCommand::Enqueue(args) => run_enqueue(context, args).await,
+        RequestCommand::List(args) => list(context, args).await,
+        RequestCommand::Show(IdArgs { id }) => {
+            let row = context.ledger().await?.request(RequestId(id)).await?;
+            Ok(Answer::new(render_row(&row), row))
+        }
+        RequestCommand::Explain(IdArgs { id }) => {
+            explain::explain(context.ledger().await?, RequestId(id), context.now_ms()).await
+        }
+        RequestCommand::Cancel(CancelArgs { id, principal: named }) => {
+            let principal = principal(named, |name| std::env::var(name).ok());
+            let ledger = context.ledger().await?;
+            let row = ledger.cancel(RequestId(id), &principal, context.now_ms()).await?;
+            Ok(Answer::new(format!("request {id} is cancelled; branch '{}' is kept\n", row.source), row))
+        }
+        RequestCommand::Wait(WaitArgs { id, timeout }) => {
+            wait::wait(context.ledger().await?, RequestId(id), timeout).await
+        }
+    }
+}
+
+async fn run_enqueue(context: &Context, args: EnqueueCommand) -> Result<Answer, UserError> {
+    let EnqueueCommand {
+        table,
+        source,
+        target,
+        snapshot,
+        class,
+        key,
+        principal: named,
+        wait: waits,
+        timeout,
+    } = args;
+    let args = EnqueueArgs {
+        table,
+        source,
+        target,
+        snapshot: snapshot.map(SnapshotId),
+        class,
+        idempotency_key: key,
+        principal: principal(named, |name| std::env::var(name).ok()),
+    };
+    let policies = context.policies.read()?;
+    let ledger = context.ledger().await?;
+    let enqueue_context = EnqueueContext {
+        catalog: context.catalog().await?.as_ref(),
+        ledger,
+        policies: &policies,
+        now_ms: context.now_ms(),
+    };
+    let (new, row) = match enqueue(enqueue_context, &args).await? {
+        Enqueued::New(row) => (true, row),
+        Enqueued::Existing(row) => (false, row),
+        Enqueued::KeyConflict(row) => {
+            // Told as an error by `enqueue`.
+            return Err(UserError::new(
+                ReasonCode::KeyConflict,
+                format!("the key belongs to request {}", row.id),
+            ));
+        }
+    };
+    if waits {
+        return wait::wait(ledger, row.id, timeout).await;
+    }
+    let word = if new { "enqueued" } else { "there already" };
+    let text = format!(
+        "request {} {word}: '{}' at {} -> '{}' of {} (class {}), {}\n",
+        row.id, row.source, row.pinned, row.target, row.table, row.class, row.state
+    );
+    Ok(Answer::new(text, serde_json::json!({ "new": new, "request": row })))
+}
+
+async fn list(context: &Context, args: ListArgs) -> Result<Answer, UserError> {
+    let ListArgs { open, state, table, target, class, limit } = args;
+    let states = if open { OPEN_WORDS.iter().map(|word| (*word).to_owned()).collect() } else { state };
+    let filter = RequestFilter { states, table, target, class, ended_between: None, limit: Some(limit) };
+    let rows = context.ledger().await?.requests(&filter).await?;
+    let mut text = render_list(&rows, context.now_ms());
+    if rows.len() as u64 == u64::from(limit) {
+        text.push_str(&format!("\nthe newest {limit}; --limit shows more\n"));
+    }
+    Ok(Answer::new(text, rows))
+}
+
+/// Words of the states that are not final.
+pub const OPEN_WORDS: [&str; 8] =
+    ["queued", "held", "planning", "staged", "checking", "landing", "unknown", "in-review"];
+
+fn render_list(rows: &[RequestRow], now_ms: i64) -> String {
+    if rows.is_empty() {
+        return "no requests\n".to_owned();
+    }
+    let mut columns =
+        Columns::new(&["id>", "state", "class", "table", "source", "target", "classification", "age>"]);
+    for row in rows {
+        // How long it took, or has been taking.
+        let age_ms = row.ended_at_ms.unwrap_or(now_ms) - row.enqueued_at_ms;
+        columns.push(vec![
+            row.id.to_string(),
+            row.state.to_string(),
+            row.class.clone(),
+            row.table.to_string(),
+            row.source.to_string(),
+            row.target.to_string(),
+            row.classification.clone().unwrap_or_else(|| NONE.to_owned()),
+            duration(age_ms),
+        ]);
+    }
+    columns.render()
+}
+
+/// Every column of the live row.
+pub fn render_row(row: &RequestRow) -> String {
+    let RequestRow {
+        id,
+        table,
+        table_uuid,
+        source,
+        pinned,
+        target,
+        class,
+        principal,
+        idempotency_key,
+        structure,
+        format_version: _,
+        state,
+        classification,
+        enqueued_at_ms,
+        admitted_at_ms,
+        ended_at_ms,
+        attempts,
+        train,
+        landed_snapshot,
+        detail: _,
+    } = row;
+    let or_none = |value: Option<String>| value.unwrap_or_else(|| NONE.to_owned());
+    key_values(&[
+        ("request", id.to_string()),
+        ("state", state.to_string()),
+        ("table", format!("{table}  ({table_uuid})")),
+        ("source", format!("{source} at {pinned}")),
+        ("target", target.to_string()),
+        ("class", class.clone()),
+        ("classification", or_none(classification.clone())),
+        ("principal", principal.to_string()),
+        ("key", or_none(idempotency_key.clone())),
+        (
+            "structure",
+            format!(
+                "schema {}, spec {}, sort order {}",
+                structure.schema_id, structure.spec_id, structure.sort_order_id
+            ),
+        ),
+        ("enqueued", moment(*enqueued_at_ms)),
+        ("admitted", or_none(admitted_at_ms.map(moment))),
+        ("ended", or_none(ended_at_ms.map(moment))),
+        ("attempts", attempts.to_string()),
+        ("train", or_none(train.as_ref().map(ToString::to_string))),
+        ("landed as", or_none(landed_snapshot.map(|id| id.to_string()))),
+    ])
+}
+
+/// One line on how a request ended, or where it is.
+pub fn end_line(row: &RequestRow) -> String {
+    let what = format!("request {} ('{}' -> '{}' of {})", row.id, row.source, row.target, row.table);
+    match row.state {
+        RequestState::Landed => match row.landed_snapshot {
+            Some(id) => format!("{what} landed as snapshot {id}"),
+            None => format!("{what} landed"),
+        },
+        RequestState::AlreadyPublished => format!("{what} was published before; nothing was to do"),
+        RequestState::Refused(code) => format!("{what} was refused: {code}. {}", code.meaning()),
+        RequestState::Withdrawn(code) => format!("{what} was withdrawn: {code}. {}", code.meaning()),
+        RequestState::Cancelled => format!("{what} was cancelled"),
+        RequestState::Queued
+        | RequestState::Held(_)
+        | RequestState::Planning
+        | RequestState::Staged
+        | RequestState::Checking
+        | RequestState::Landing
+        | RequestState::Unknown
+        | RequestState::InReview => format!("{what} is {}", row.state),
+    }
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    Duration::try_from(text.to_owned())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use mergeberg_kernel::ids::{Principal, SchemaId, SortOrderId, SpecId, TableUuid};
+    use mergeberg_kernel::structure::StructureId;
+
+    use super::super::testing::START_MS;
+    use super::*;
+    use crate::ledger::NewRequest;
+
+    pub fn new_request(source: &str) -> NewRequest {
+        let RequestRow { table, table_uuid, source, pinned, target, class, principal, structure, .. } =
+            row(0, source, RequestState::Queued);
+        NewRequest {
+            table,
+            table_uuid,
+            source,
+            pinned,
+            target,
+            class,
+            principal,
+            idempotency_key: None,
+            structure,
+            format_version: 2,
+        }
+    }
+
+    pub fn row(id: i64, source: &str, state: RequestState) -> RequestRow {
+        RequestRow {
+            id: RequestId(id),
+            table: "nyc.flights".parse().unwrap(),
+            table_uuid: TableUuid::new("9c12d441"),
+            source: RefName::new(source),
+            pinned: SnapshotId(30),
+            target: RefName::main(),
+            class: "ingest".to_owned(),
+            principal: Principal::new("ann"),
+            idempotency_key: None,
+            structure: StructureId {
+                schema_id: SchemaId(0),
+                spec_id: SpecId(0),
+                sort_order_id: SortOrderId(0),
+            },
+            format_version: 2,
+            state,
+            classification: None,
+            enqueued_at_ms: START_MS,
+            admitted_at_ms: None,
+            ended_at_ms: state.is_final().then_some(START_MS + 1_500),
+            attempts: 0,
+            train: None,
+            landed_snapshot: (state == RequestState::Landed).then_some(SnapshotId(41)),
+            detail: None,
+        }
+    }
+
+    #[test]
+    fn the_list_is_aligned() {
+        let rows = [
+            RequestRow {
+                classification: Some("cherry-pick".to_owned()),
+                ..row(9, "ingest/a", RequestState::Landed)
+            },
+            row(10, "ingest/shard-07", RequestState::Held(ReasonCode::OverlapsAhead)),
+        ];
+        assert_eq!(
+            render_list(&rows, START_MS + 65_000),
+            "\
+id  state                 class   table        source           target  classification         age
+ 9  landed                ingest  nyc.flights  ingest/a         main    cherry-pick          1.5 s
+10  held(overlaps-ahead)  ingest  nyc.flights  ingest/shard-07  main    -               1 min 05 s
+"
+        );
+        assert_eq!(render_list(&[], 0), "no requests\n");
+    }
+
+    #[test]
+    fn one_request_is_shown_with_its_keys_in_a_column() {
+        assert_eq!(
+            render_row(&row(9, "ingest/a", RequestState::Landed)),
+            "\
+request         9
+state           landed
+table           nyc.flights  (9c12d441)
+source          ingest/a at 30
+target          main
+class           ingest
+classification  -
+principal       ann
+key             -
+structure       schema 0, spec 0, sort order 0
+enqueued        2013-08-20T04:00:00Z
+admitted        -
+ended           2013-08-20T04:00:01Z
+attempts        0
+train           -
+landed as       41
+"
+        );
+    }
+
+    #[test]
+    fn ends_are_told_in_one_line() {
+        let line = |state| end_line(&row(9, "ingest/a", state));
+        assert_eq!(
+            line(RequestState::Landed),
+            "request 9 ('ingest/a' -> 'main' of nyc.flights) landed as snapshot 41"
+        );
+        assert_eq!(
+            line(RequestState::Refused(ReasonCode::DuplicateKey)),
+            "request 9 ('ingest/a' -> 'main' of nyc.flights) was refused: duplicate-key. The key would be \
+             there more than once."
+        );
+    }
+
+    #[test]
+    fn the_open_states_are_exactly_those_that_are_not_final() {
+        let reason = ReasonCode::Paused;
+        for word in ["landed", "already-published", "refused", "withdrawn", "cancelled"] {
+            assert!(!OPEN_WORDS.contains(&word));
+        }
+        for word in OPEN_WORDS {
+            let state = RequestState::from_parts(word, None).or(RequestState::from_parts(word, Some(reason)));
+            assert!(!state.unwrap().is_final(), "{word}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! `worker`: the process that lands. Logs go to stderr, one line an event; stdout says how it ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mergeberg_kernel::reason::ReasonCode;
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::answer::Answer;
+use super::context::Context;
+use crate::config::PolicyFolder;
+use crate::error::UserError;
+use crate::validate::Engine;
+use crate::worker::context::{Random, Worker};
+use crate::worker::error::WorkerError;
+use crate::worker::run::{Ended, RunOptions};
+
+/// Lands what is in the queue. Ctrl-C lets the current landing finish.
+#[derive(Debug, clap::Args)]
+pub struct WorkerArgs {
+    /// End when nothing more can be done now.
+    #[arg(long)]
+    pub drain: bool,
+}
+
+pub async fn run(context: &Context, args: &WorkerArgs) -> Result<Answer, UserError> {
+    log_to_stderr();
+    let worker = open(context).await?;
+    let (stop, stopped) = watch::channel(false);
+    let signals = tokio::spawn(async move {
+        if stop_asked().await {
+            tracing::info!("stopping; a landing under way is finished first");
+            // Nobody listens any more when the worker has ended by itself.
+            let _ = stop.send(true);
+        }
+    });
+    let ended = worker.run(options(context, args.drain), stopped).await;
+    signals.abort();
+    let (word, text) = match ended.map_err(of_worker)? {
+        Ended::Drained => ("drained", "Nothing more can be done now."),
+        Ended::Stopped => ("stopped", "Stopped."),
+        Ended::Deposed => ("deposed", "Another worker leads now; this one stopped."),
+    };
+    Ok(Answer::new(text, json!({ "ended": word })))
+}
+
+/// A worker over the configured catalog, ledger and policies.
+pub async fn open(context: &Context) -> Result<Worker, UserError> {
+    let catalog = Arc::clone(context.catalog().await?);
+    let ledger = context.ledger().await?.clone();
+    let engine = Engine::start().map_err(|e| UserError::new(ReasonCode::Internal, e.to_string()))?;
+    let random: Random = Arc::new(rand::random::<u64>);
+    let holder = format!("{}-{:016x}", std::process::id(), random());
+    Ok(Worker::new(
+        catalog,
+        ledger,
+        Arc::new(engine),
+        PolicyFolder::new(context.policies.path()),
+        context.clock.clone(),
+        random,
+        holder,
+    ))
+}
+
+pub fn of_worker(error: WorkerError) -> UserError {
+    match error {
+        WorkerError::Ledger(error) => error.into(),
+        WorkerError::Catalog(error) => error.into(),
+        WorkerError::Config(error) => error.into(),
+        WorkerError::Table(error) => UserError::new(error.reason(), error.to_string()),
+        WorkerError::Bug(text) => UserError::new(ReasonCode::Internal, text),
+    }
+}
+
+fn options(context: &Context, drain: bool) -> RunOptions {
+    let poll = u64::try_from(context.config.worker.poll.ms).unwrap_or(1);
+    RunOptions { drain, poll: Duration::from_millis(poll), lease_ms: context.config.worker.lease.ms }
+}
+
+/// Ctrl-C, or the signal by which service managers stop a process.
+async fn stop_asked() -> bool {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        match signal(SignalKind::terminate()) {
+            Ok(mut terminate) => tokio::select! {
+                pressed = tokio::signal::ctrl_c() => pressed.is_ok(),
+                received = terminate.recv() => received.is_some(),
+            },
+            Err(_) => tokio::signal::ctrl_c().await.is_ok(),
+        }
+    }
+    #[cfg(not(unix))]
+    {
+        tokio::signal::ctrl_c().await.is_ok()
+    }
+}
+
+/// `MERGEBERG_LOG` chooses what is logged, in the form of `RUST_LOG` (`info`, `mergeberg=debug`).
+fn log_to_stderr() {
+    use tracing_subscriber::EnvFilter;
+    let filter =
+        EnvFilter::try_from_env("MERGEBERG_LOG").unwrap_or_else(|_| EnvFilter::new("mergeberg=info"));
+    // Set already only when a test runs two commands in one process.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .try_init();
+}

@@ -1,0 +1,474 @@
+//! `mergeberg.toml`: catalogs by name, the ledger, the policies folder, the worker's clockwork.
+//!
+//! Looked for in the current folder and then in each folder above it, like Cargo.toml; relative paths in
+//! it are relative to it. Environment variables win over the file, so that one file serves several
+//! deployments (docs/cli.md lists them). An unknown key is an error, never ignored: a mistyped key would
+//! otherwise switch something off without a word.
+//!
+//! Absent on purpose: secrets (none are needed for a local SQL catalog) and anything about single tables,
+//! which is policy.
+
+mod against_table;
+mod policies;
+mod toml_text;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use mergeberg_kernel::policy::Duration;
+use serde::Deserialize;
+
+pub use against_table::{KnownTables, PolicyProblem, compare, tables_of};
+pub use policies::{PolicyFolder, PolicySet};
+
+use crate::near::nearest;
+
+pub const FILE_NAME: &str = "mergeberg.toml";
+
+/// Overrides `[ledger] path`.
+pub const ENV_LEDGER: &str = "MERGEBERG_LEDGER";
+/// Overrides `[policies] path`.
+pub const ENV_POLICIES: &str = "MERGEBERG_POLICIES";
+
+const DEFAULT_LEDGER: &str = "mergeberg.db";
+const DEFAULT_POLICIES: &str = "policies";
+/// How long the worker sleeps when nothing wakes it.
+const DEFAULT_POLL_MS: i64 = 1_000;
+/// How long a leader that says nothing is still believed to live.
+const DEFAULT_LEASE_MS: i64 = 10_000;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The file itself.
+    pub file: PathBuf,
+    pub ledger: PathBuf,
+    pub policies: PathBuf,
+    pub worker: WorkerConfig,
+    default_catalog: Option<String>,
+    catalogs: BTreeMap<String, CatalogConfig>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerConfig {
+    pub poll: Duration,
+    pub lease: Duration,
+}
+
+/// A SQL catalog on SQLite, in the table layout of the JDBC catalogs of Java and PyIceberg.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CatalogConfig {
+    /// Its key in the file; stored as `catalog_name` in the catalog's own tables.
+    pub name: String,
+    /// The catalog's database file.
+    pub database: PathBuf,
+    /// Where new tables go: a folder, or a URI as given.
+    pub warehouse: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("there is no {FILE_NAME} in {} or any folder above it", .0.display())]
+    NotFound(PathBuf),
+    #[error("{} cannot be read: {source}", .path.display())]
+    Unreadable { path: PathBuf, source: std::io::Error },
+    /// `location` is `file:line`, or the file alone.
+    #[error("{location}: {message}")]
+    Wrong { location: String, message: String, next: String },
+    #[error("{FILE_NAME} has no catalog '{wanted}'")]
+    NoSuchCatalog { wanted: String, known: Vec<String> },
+    #[error("{FILE_NAME} has several catalogs and none is the default: {}", .known.join(", "))]
+    NoDefaultCatalog { known: Vec<String> },
+    #[error("the policies folder {} does not exist", .0.display())]
+    NoPoliciesFolder(PathBuf),
+}
+
+impl ConfigError {
+    /// What to do about it.
+    pub fn next(&self) -> String {
+        match self {
+            Self::NotFound(_) => "run `mergeberg init` here, or name the file with --config PATH".to_owned(),
+            Self::Unreadable { path, .. } => format!("make {} readable for this user", path.display()),
+            Self::Wrong { next, .. } => next.clone(),
+            Self::NoSuchCatalog { wanted, known } => {
+                match nearest(wanted, known.iter().map(String::as_str)) {
+                    Some(name) => format!("did you mean '{name}'?"),
+                    None if known.is_empty() => format!("add a section [catalog.{wanted}]"),
+                    None => format!("name one of: {}", known.join(", ")),
+                }
+            }
+            Self::NoDefaultCatalog { known } => format!(
+                "write default-catalog = \"{}\" at the top of the file",
+                known.first().map_or("NAME", String::as_str)
+            ),
+            Self::NoPoliciesFolder(path) => format!(
+                "create {}, or set [policies] path; without policies every table has the strict default",
+                path.display()
+            ),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawConfig {
+    default_catalog: Option<String>,
+    #[serde(default)]
+    ledger: RawLedger,
+    #[serde(default)]
+    policies: RawPolicies,
+    #[serde(default)]
+    worker: RawWorker,
+    #[serde(default)]
+    catalog: BTreeMap<String, RawCatalog>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawLedger {
+    path: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawPolicies {
+    path: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawWorker {
+    poll: Option<Duration>,
+    lease: Option<Duration>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawCatalog {
+    #[serde(rename = "type")]
+    kind: CatalogKind,
+    uri: String,
+    warehouse: String,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum CatalogKind {
+    Sql,
+}
+
+impl Config {
+    /// Finds the file: `named`, or the nearest [`FILE_NAME`] at or above `start`.
+    pub fn find(named: Option<&Path>, start: &Path) -> Result<PathBuf, ConfigError> {
+        if let Some(path) = named {
+            return Ok(start.join(path));
+        }
+        for folder in start.ancestors() {
+            let candidate = folder.join(FILE_NAME);
+            if candidate.is_file() {
+                return Ok(candidate);
+            }
+        }
+        Err(ConfigError::NotFound(start.to_owned()))
+    }
+
+    /// Reads the file. `environment` looks a variable up.
+    pub fn read(file: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(file)
+            .map_err(|source| ConfigError::Unreadable { path: file.to_owned(), source })?;
+        Self::parse(file, &text, environment)
+    }
+
+    /// [`Config::read`] without the reading.
+    pub fn parse(
+        file: &Path,
+        text: &str,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigError> {
+        let shown = file.display().to_string();
+        let raw: RawConfig = toml::from_str(text).map_err(|e| toml_text::describe(&shown, text, &e))?;
+        let RawConfig { default_catalog, ledger, policies, worker, catalog } = raw;
+        let folder = file.parent().unwrap_or(Path::new(""));
+        let wrong = |message: String, next: &str| ConfigError::Wrong {
+            location: shown.clone(),
+            message,
+            next: next.to_owned(),
+        };
+
+        let mut catalogs = BTreeMap::new();
+        for (name, raw) in catalog {
+            let RawCatalog { kind: CatalogKind::Sql, uri, warehouse } = raw;
+            let uri = environment(&catalog_variable(&name, "URI")).unwrap_or(uri);
+            let warehouse = environment(&catalog_variable(&name, "WAREHOUSE")).unwrap_or(warehouse);
+            let database = sqlite_path(&uri).ok_or_else(|| {
+                wrong(
+                    format!("[catalog.{name}] 'uri' is '{uri}', which is no SQLite database"),
+                    "write a path, or sqlite:////absolute/path.db; other databases are not supported yet",
+                )
+            })?;
+            let warehouse = if warehouse.contains("://") || warehouse.starts_with("file:") {
+                warehouse
+            } else {
+                folder.join(&warehouse).display().to_string()
+            };
+            let database = folder.join(database);
+            catalogs.insert(name.clone(), CatalogConfig { name, database, warehouse });
+        }
+        if let Some(name) = &default_catalog
+            && !catalogs.contains_key(name)
+        {
+            let known: Vec<&str> = catalogs.keys().map(String::as_str).collect();
+            let next = match nearest(name, known.iter().copied()) {
+                Some(near) => format!("did you mean '{near}'?"),
+                None => format!("add a section [catalog.{name}], or name one of: {}", known.join(", ")),
+            };
+            return Err(wrong(format!("'default-catalog' names '{name}', which is no catalog"), &next));
+        }
+        let worker = WorkerConfig {
+            poll: worker.poll.unwrap_or(Duration { ms: DEFAULT_POLL_MS }),
+            lease: worker.lease.unwrap_or(Duration { ms: DEFAULT_LEASE_MS }),
+        };
+        if worker.lease.ms < 3 * worker.poll.ms {
+            return Err(wrong(
+                format!(
+                    "[worker] 'lease' is {} and 'poll' is {}: a leader could lose its lease while it sleeps",
+                    String::from(worker.lease),
+                    String::from(worker.poll)
+                ),
+                "make 'lease' at least three times 'poll'",
+            ));
+        }
+        let ledger = environment(ENV_LEDGER).or(ledger.path).unwrap_or_else(|| DEFAULT_LEDGER.to_owned());
+        let policies =
+            environment(ENV_POLICIES).or(policies.path).unwrap_or_else(|| DEFAULT_POLICIES.to_owned());
+        Ok(Self {
+            file: file.to_owned(),
+            ledger: folder.join(ledger),
+            policies: folder.join(policies),
+            worker,
+            default_catalog,
+            catalogs,
+        })
+    }
+
+    pub fn catalogs(&self) -> impl Iterator<Item = &CatalogConfig> {
+        self.catalogs.values()
+    }
+
+    /// The catalog of this name; without a name the default, or the only one.
+    pub fn catalog(&self, name: Option<&str>) -> Result<&CatalogConfig, ConfigError> {
+        let known = || self.catalogs.keys().cloned().collect::<Vec<_>>();
+        match name.or(self.default_catalog.as_deref()) {
+            Some(name) => self
+                .catalogs
+                .get(name)
+                .ok_or_else(|| ConfigError::NoSuchCatalog { wanted: name.to_owned(), known: known() }),
+            None => {
+                let mut all = self.catalogs.values();
+                match (all.next(), all.next()) {
+                    (Some(only), None) => Ok(only),
+                    (None, _) => {
+                        Err(ConfigError::NoSuchCatalog { wanted: "local".to_owned(), known: Vec::new() })
+                    }
+                    (Some(_), Some(_)) => Err(ConfigError::NoDefaultCatalog { known: known() }),
+                }
+            }
+        }
+    }
+}
+
+/// `MERGEBERG_CATALOG_<NAME>_<KEY>`: the name in capitals, everything but letters and digits as `_`.
+pub fn catalog_variable(name: &str, key: &str) -> String {
+    let name: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' }).collect();
+    format!("MERGEBERG_CATALOG_{name}_{key}")
+}
+
+/// The database file of a catalog URI: a plain path, `sqlite:path`, or `sqlite://` and an absolute path
+/// (`sqlite:////x` as PyIceberg and SQLAlchemy write it, and `sqlite:///x`, both mean `/x`). `None` for
+/// another database.
+fn sqlite_path(uri: &str) -> Option<PathBuf> {
+    let rest = match uri.strip_prefix("jdbc:").unwrap_or(uri).strip_prefix("sqlite:") {
+        Some(rest) => rest,
+        None if uri.contains("://") || uri.starts_with("jdbc:") || uri.trim().is_empty() => return None,
+        None => return Some(PathBuf::from(uri)),
+    };
+    let path = match rest.strip_prefix("//") {
+        Some(absolute) if absolute.starts_with('/') => {
+            format!("/{}", absolute.trim_start_matches('/'))
+        }
+        Some(_) => return None,
+        None => rest.to_owned(),
+    };
+    let path = path.split('?').next().unwrap_or_default();
+    if path.is_empty() || path == "/" { None } else { Some(PathBuf::from(path)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FULL: &str = r#"
+default-catalog = "prod"
+
+[ledger]
+path = "state/queue.db"
+
+[policies]
+path = "/etc/mergeberg/policies"
+
+[worker]
+poll = "250ms"
+lease = "5s"
+
+[catalog.prod]
+type = "sql"
+uri = "sqlite:////srv/catalog.db"
+warehouse = "file:///srv/warehouse"
+
+[catalog.dev-1]
+type = "sql"
+uri = "dev.db"
+warehouse = "warehouse"
+"#;
+
+    fn parse(text: &str) -> Result<Config, ConfigError> {
+        Config::parse(Path::new("/q/mergeberg.toml"), text, |_| None)
+    }
+
+    fn message(text: &str) -> (String, String) {
+        let error = parse(text).unwrap_err();
+        (error.to_string(), error.next())
+    }
+
+    #[test]
+    fn relative_paths_are_relative_to_the_file() {
+        let config = parse(FULL).unwrap();
+        assert_eq!(config.ledger, Path::new("/q/state/queue.db"));
+        assert_eq!(config.policies, Path::new("/etc/mergeberg/policies"));
+        let prod = config.catalog(None).unwrap();
+        assert_eq!(prod.database, Path::new("/srv/catalog.db"));
+        assert_eq!(prod.warehouse, "file:///srv/warehouse");
+        let dev = config.catalog(Some("dev-1")).unwrap();
+        assert_eq!(dev.database, Path::new("/q/dev.db"));
+        assert_eq!(dev.warehouse, "/q/warehouse");
+        assert_eq!(config.worker.poll.ms, 250);
+    }
+
+    #[test]
+    fn an_empty_file_has_defaults() {
+        let config = parse("").unwrap();
+        assert_eq!(config.ledger, Path::new("/q/mergeberg.db"));
+        assert_eq!(config.policies, Path::new("/q/policies"));
+        assert_eq!((config.worker.poll.ms, config.worker.lease.ms), (1_000, 10_000));
+        assert!(matches!(config.catalog(None), Err(ConfigError::NoSuchCatalog { .. })));
+    }
+
+    #[test]
+    fn the_environment_wins() {
+        let set = BTreeMap::from([
+            ("MERGEBERG_LEDGER", "/tmp/other.db"),
+            ("MERGEBERG_POLICIES", "there"),
+            ("MERGEBERG_CATALOG_DEV_1_URI", "sqlite:///tmp/c.db"),
+            ("MERGEBERG_CATALOG_DEV_1_WAREHOUSE", "/tmp/w"),
+        ]);
+        let config = Config::parse(Path::new("/q/mergeberg.toml"), FULL, |name| {
+            set.get(name).map(|value| (*value).to_owned())
+        })
+        .unwrap();
+        assert_eq!(config.ledger, Path::new("/tmp/other.db"));
+        assert_eq!(config.policies, Path::new("/q/there"));
+        let dev = config.catalog(Some("dev-1")).unwrap();
+        assert_eq!((dev.database.to_str(), dev.warehouse.as_str()), (Some("/tmp/c.db"), "/tmp/w"));
+        assert_eq!(config.catalog(Some("prod")).unwrap().database, Path::new("/srv/catalog.db"));
+    }
+
+    #[test]
+    fn an_unknown_key_names_line_section_and_the_nearest_known_one() {
+        let (text, next) = message("[worker]\npol = \"1s\"\n");
+        assert_eq!(text, "/q/mergeberg.toml:2: unknown key 'pol' in [worker]");
+        assert_eq!(next, "did you mean 'poll'? known here: lease, poll");
+        let (text, next) = message("[catalog.a]\ntype = \"sql\"\nurl = \"x\"\nwarehouse = \"w\"\n");
+        assert_eq!(text, "/q/mergeberg.toml:3: unknown key 'url' in [catalog.a]");
+        assert_eq!(next, "did you mean 'uri'? known here: type, uri, warehouse");
+        let (text, next) = message("[ledgr]\n");
+        assert_eq!(text, "/q/mergeberg.toml:1: unknown key 'ledgr'");
+        assert!(next.starts_with("did you mean 'ledger'?"), "{next}");
+    }
+
+    #[test]
+    fn a_missing_key_and_a_wrong_value_name_line_and_key() {
+        let (text, next) = message("[catalog.a]\ntype = \"sql\"\nuri = \"x\"\n");
+        assert_eq!(text, "/q/mergeberg.toml:1: [catalog.a] lacks the key 'warehouse'");
+        assert_eq!(next, "add warehouse = ...");
+        let (text, _) = message("[worker]\npoll = 5\n");
+        assert!(
+            text.starts_with("/q/mergeberg.toml:2: 'poll' in [worker]: invalid type: integer `5`"),
+            "{text}"
+        );
+        let (text, next) = message("[worker]\npoll = \"5x\"\n");
+        assert_eq!(
+            text,
+            "/q/mergeberg.toml:2: 'poll' in [worker]: '5x' is no length of time: write 250ms, 2s, 10m, 1h or 7d"
+        );
+        assert_eq!(next, "correct the value of 'poll' on line 2");
+        let (text, next) = message("[catalog.a]\ntype = \"rest\"\nuri = \"x\"\nwarehouse = \"w\"\n");
+        assert_eq!(text, "/q/mergeberg.toml:2: 'type' in [catalog.a]: unknown value 'rest'");
+        assert_eq!(next, "write one of: sql");
+        let (text, _) = message("[worker\n");
+        assert!(text.starts_with("/q/mergeberg.toml:1: "), "{text}");
+    }
+
+    #[test]
+    fn wrong_references_and_bounds_are_refused() {
+        let (text, next) =
+            message("default-catalog = \"prd\"\n[catalog.prod]\ntype=\"sql\"\nuri=\"x\"\nwarehouse=\"w\"");
+        assert_eq!(text, "/q/mergeberg.toml: 'default-catalog' names 'prd', which is no catalog");
+        assert_eq!(next, "did you mean 'prod'?");
+        let (text, next) = message("[worker]\npoll = \"5s\"\n");
+        assert!(text.contains("'lease' is 10s and 'poll' is 5s"), "{text}");
+        assert_eq!(next, "make 'lease' at least three times 'poll'");
+    }
+
+    #[test]
+    fn catalogs_are_chosen_by_name_default_or_being_the_only_one() {
+        let error = parse(FULL).unwrap().catalog(Some("prood")).unwrap_err();
+        assert_eq!(error.next(), "did you mean 'prod'?");
+        let two = FULL.replace("default-catalog = \"prod\"", "");
+        let error = parse(&two).unwrap().catalog(None).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "mergeberg.toml has several catalogs and none is the default: dev-1, prod"
+        );
+    }
+
+    #[test]
+    fn catalog_uris_of_other_tools_are_read() {
+        for (uri, path) in [
+            ("catalog.db", "catalog.db"),
+            ("/srv/c.db", "/srv/c.db"),
+            ("sqlite:c.db", "c.db"),
+            ("sqlite:/srv/c.db", "/srv/c.db"),
+            ("sqlite:///srv/c.db", "/srv/c.db"),
+            ("sqlite:////srv/c.db", "/srv/c.db"),
+            ("jdbc:sqlite:/srv/c.db", "/srv/c.db"),
+            ("sqlite:////srv/c.db?mode=rw", "/srv/c.db"),
+        ] {
+            assert_eq!(sqlite_path(uri), Some(PathBuf::from(path)), "{uri}");
+        }
+        for uri in ["postgresql://h/db", "jdbc:postgresql://h/db", "sqlite://host/c.db", "", "sqlite:///"] {
+            assert_eq!(sqlite_path(uri), None, "{uri}");
+        }
+    }
+
+    #[test]
+    fn the_file_is_found_in_a_folder_above() {
+        let root = tempfile::tempdir().unwrap();
+        let deep = root.path().join("a/b");
+        std::fs::create_dir_all(&deep).unwrap();
+        assert!(matches!(Config::find(None, &deep), Err(ConfigError::NotFound(_))));
+        std::fs::write(root.path().join("a").join(FILE_NAME), "").unwrap();
+        assert_eq!(Config::find(None, &deep).unwrap(), root.path().join("a").join(FILE_NAME));
+        let named = Config::find(Some(Path::new("x.toml")), &deep).unwrap();
+        assert_eq!(named, deep.join("x.toml"));
+    }
+}

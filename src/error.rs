@@ -1,0 +1,151 @@
+//! Errors that people read: what is wrong, a stable code, and what to do next.
+
+use mergeberg_kernel::reason::ReasonCode;
+use serde::Serialize;
+
+use crate::config::ConfigError;
+use crate::ledger::{LedgerError, LedgerFault};
+use crate::table::catalog::CatalogError;
+
+/// A refusal or failure at the edge: the command line today, HTTP later.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[error("{message}")]
+pub struct UserError {
+    pub code: ReasonCode,
+    /// One sentence without a full stop, in lower case: it stands after `error: `.
+    pub message: String,
+    /// What to do next.
+    pub next: String,
+}
+
+impl UserError {
+    /// With the code's own next action.
+    pub fn new(code: ReasonCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), next: code.next_action().to_owned() }
+    }
+
+    #[must_use]
+    pub fn with_next(mut self, next: impl Into<String>) -> Self {
+        self.next = next.into();
+        self
+    }
+
+    /// As the terminal shows it, without colours.
+    pub fn render(&self) -> String {
+        let mut text = format!("error: {}  [{}]", self.message, self.code);
+        for (at, line) in self.next.lines().enumerate() {
+            text.push_str(if at == 0 { "\n  next: " } else { "\n        " });
+            text.push_str(line);
+        }
+        text
+    }
+
+    /// As `--json` shows it: one object, one line.
+    pub fn to_json(&self) -> String {
+        serde_json::json!({ "error": self }).to_string()
+    }
+}
+
+impl From<ConfigError> for UserError {
+    fn from(error: ConfigError) -> Self {
+        let next = error.next();
+        Self { code: ReasonCode::ConfigInvalid, message: error.to_string(), next }
+    }
+}
+
+impl From<CatalogError> for UserError {
+    fn from(error: CatalogError) -> Self {
+        let code = match &error {
+            CatalogError::NotFound(_) => ReasonCode::TableNotFound,
+            CatalogError::Unreadable { .. } => ReasonCode::TableUnreadable,
+            CatalogError::Unsupported { .. } => ReasonCode::FormatUnsupported,
+            CatalogError::ReadOnly(_) => ReasonCode::WarehouseReadOnly,
+            CatalogError::Unavailable(_) => ReasonCode::CatalogUnavailable,
+            CatalogError::Refused(_) => ReasonCode::CatalogRefused,
+        };
+        let split = matches!(
+            error,
+            CatalogError::Unsupported { .. } | CatalogError::ReadOnly(_) | CatalogError::Unavailable(_)
+        );
+        let message = error.to_string();
+        // These say behind the first semicolon what to do about them.
+        match message.split_once("; ") {
+            Some((what, next)) if split => Self::new(code, what).with_next(next),
+            _ => Self::new(code, message),
+        }
+    }
+}
+
+impl From<LedgerError> for UserError {
+    fn from(error: LedgerError) -> Self {
+        let message = error.to_string();
+        let code = match &error {
+            LedgerError::NoSuchRequest(_) => ReasonCode::RequestNotFound,
+            LedgerError::NoSuchReview(_) => ReasonCode::ReviewNotFound,
+            LedgerError::NoSuchState(_) => ReasonCode::InvalidArgument,
+            LedgerError::UnsafeStructure { .. } => ReasonCode::UnsafeStructure,
+            LedgerError::Transition { .. }
+            | LedgerError::BoundToIntent { .. }
+            | LedgerError::ReviewDecided { .. } => ReasonCode::WrongState,
+            other => match other.fault() {
+                LedgerFault::Unusable => ReasonCode::LedgerUnusable,
+                LedgerFault::Retry => {
+                    return Self::new(ReasonCode::LedgerUnusable, message)
+                        .with_next("try again; if it stays, see which process holds the file");
+                }
+                LedgerFault::StepDown | LedgerFault::Refused => ReasonCode::Internal,
+            },
+        };
+        let split = matches!(
+            code,
+            ReasonCode::LedgerUnusable | ReasonCode::RequestNotFound | ReasonCode::ReviewNotFound
+        );
+        // These say behind the last semicolon what to do about them.
+        match message.rsplit_once("; ") {
+            Some((what, next)) if split => Self::new(code, what).with_next(next),
+            _ => Self::new(code, message),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_shown_with_its_code_and_the_next_step() {
+        let error = UserError::new(ReasonCode::BranchNotFound, "branch 'ingst/x' not found in nyc.flights")
+            .with_next("did you mean 'ingest/x'?\nnames match exactly");
+        assert_eq!(
+            error.render(),
+            "error: branch 'ingst/x' not found in nyc.flights  [branch-not-found]\n  \
+             next: did you mean 'ingest/x'?\n        names match exactly"
+        );
+        assert_eq!(
+            error.to_json(),
+            r#"{"error":{"code":"branch-not-found","message":"branch 'ingst/x' not found in nyc.flights","next":"did you mean 'ingest/x'?\nnames match exactly"}}"#
+        );
+    }
+
+    #[test]
+    fn what_adapters_say_to_do_becomes_the_next_step() {
+        let error = UserError::from(CatalogError::Unavailable("no file; correct the uri".to_owned()));
+        assert_eq!(
+            error.render(),
+            "error: the catalog did not answer: no file  [catalog-unavailable]\n  next: correct the uri"
+        );
+        let error = UserError::from(LedgerError::NoSuchRequest(mergeberg_kernel::ids::RequestId(4)));
+        assert_eq!(
+            error.render(),
+            "error: there is no request 4 in this queue  [request-not-found]\n  \
+             next: `request list` shows all"
+        );
+    }
+
+    #[test]
+    fn without_words_of_its_own_it_says_the_next_action_of_the_code() {
+        let error = UserError::from(CatalogError::NotFound("nyc.flihgts".parse().unwrap()));
+        assert_eq!(error.code, ReasonCode::TableNotFound);
+        assert_eq!(error.next, ReasonCode::TableNotFound.next_action());
+    }
+}

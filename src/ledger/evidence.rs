@@ -1,0 +1,311 @@
+//! Evidence, keyed by the candidate's snapshot id, and the guard that the landing intent asks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mergeberg_kernel::evidence::{CheckResult, Evidence};
+use mergeberg_kernel::ids::{Digest, RequestId, SnapshotId, TrainId};
+use serde::Serialize;
+use sqlx::QueryBuilder;
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
+
+use super::Ledger;
+use super::apply::BATCH_ROWS;
+use super::decode::{Fields, count, to_json};
+use super::error::LedgerError;
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EvidenceRow {
+    pub id: i64,
+    pub train: TrainId,
+    /// The requests that it speaks for, in train order.
+    pub requests: Vec<RequestId>,
+    pub evidence: Evidence,
+    pub at_ms: i64,
+}
+
+impl EvidenceRow {
+    fn decode(row: &SqliteRow, requests: Vec<RequestId>) -> Result<Self, LedgerError> {
+        let f = Fields::new("evidence", "id", row);
+        let evidence = Evidence {
+            candidate: f.snapshot("candidate")?,
+            check: f.text("check_id")?,
+            definition: Digest(f.text("definition")?),
+            policy: Digest(f.text("policy")?),
+            result: result(&f)?,
+            scope: f.text("scope")?,
+            measured: f.json("measured")?,
+            sample: f.json("sample")?,
+            violations: f.json("violations")?,
+            rows_scanned: f.narrow("rows_scanned")?,
+            bytes_scanned: f.narrow("bytes_scanned")?,
+            duration_ms: f.narrow("duration_ms")?,
+            engine: f.text("engine")?,
+        };
+        Ok(Self {
+            id: f.int("id")?,
+            train: TrainId(f.text("train")?),
+            requests,
+            evidence,
+            at_ms: f.int("at_ms")?,
+        })
+    }
+}
+
+/// Word, code and error are one result.
+fn result(f: &Fields<'_>) -> Result<CheckResult, LedgerError> {
+    let word = f.text("result")?;
+    let code = f.opt_reason("code")?;
+    let error: Option<String> = f.get("error")?;
+    match (word.as_str(), code, error) {
+        ("passed", None, None) => Ok(CheckResult::Passed),
+        ("failed", Some(code), None) => Ok(CheckResult::Failed { code }),
+        ("could-not-run", None, Some(error)) => Ok(CheckResult::CouldNotRun { error }),
+        (word, code, error) => {
+            Err(f.wrong(format!("result '{word}' does not go with code {code:?} and error {error:?}")))
+        }
+    }
+}
+
+impl Ledger {
+    /// Appends evidence of a train; each row with the requests that it speaks for.
+    pub async fn record_evidence(
+        &self,
+        train: &TrainId,
+        evidence: &[(Vec<RequestId>, Evidence)],
+        now_ms: i64,
+    ) -> Result<(), LedgerError> {
+        let mut tx = self.begin().await?;
+        for (requests, evidence) in evidence {
+            let id = insert(&mut tx, train, evidence, now_ms).await?;
+            let numbered: Vec<(i64, &RequestId)> = (0..).zip(requests).collect();
+            for batch in numbered.chunks(BATCH_ROWS) {
+                let mut query = QueryBuilder::<Sqlite>::new(
+                    "INSERT INTO evidence_request (evidence, position, request) ",
+                );
+                query.push_values(batch, |mut values, (position, request)| {
+                    values.push_bind(id).push_bind(*position).push_bind(request.0);
+                });
+                query.build().execute(&mut *tx).await?;
+            }
+        }
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Evidence of one candidate snapshot, oldest first.
+    pub async fn evidence_of_candidate(
+        &self,
+        candidate: SnapshotId,
+    ) -> Result<Vec<EvidenceRow>, LedgerError> {
+        let mut tx = self.reading().await?;
+        let rows = sqlx::query("SELECT * FROM evidence WHERE candidate = $1 ORDER BY id")
+            .bind(candidate.0)
+            .fetch_all(&mut *tx)
+            .await?;
+        let links = sqlx::query(
+            "SELECT evidence, request FROM evidence_request
+             WHERE evidence IN (SELECT id FROM evidence WHERE candidate = $1)
+             ORDER BY evidence, position",
+        )
+        .bind(candidate.0)
+        .fetch_all(&mut *tx)
+        .await?;
+        with_requests(&rows, &links)
+    }
+
+    /// Evidence that speaks for a request, of all its attempts, oldest first.
+    pub async fn evidence_of_request(&self, request: RequestId) -> Result<Vec<EvidenceRow>, LedgerError> {
+        let mut tx = self.reading().await?;
+        let rows = sqlx::query(
+            "SELECT * FROM evidence
+             WHERE id IN (SELECT evidence FROM evidence_request WHERE request = $1) ORDER BY id",
+        )
+        .bind(request.0)
+        .fetch_all(&mut *tx)
+        .await?;
+        let links = sqlx::query(
+            "SELECT evidence, request FROM evidence_request
+             WHERE evidence IN (SELECT evidence FROM evidence_request WHERE request = $1)
+             ORDER BY evidence, position",
+        )
+        .bind(request.0)
+        .fetch_all(&mut *tx)
+        .await?;
+        with_requests(&rows, &links)
+    }
+}
+
+fn with_requests(rows: &[SqliteRow], links: &[SqliteRow]) -> Result<Vec<EvidenceRow>, LedgerError> {
+    let mut requests: BTreeMap<i64, Vec<RequestId>> = BTreeMap::new();
+    for link in links {
+        let f = Fields::new("evidence_request", "evidence", link);
+        requests.entry(f.int("evidence")?).or_default().push(RequestId(f.int("request")?));
+    }
+    let mut evidence = Vec::with_capacity(rows.len());
+    for row in rows {
+        let id = Fields::new("evidence", "id", row).int("id")?;
+        evidence.push(EvidenceRow::decode(row, requests.remove(&id).unwrap_or_default())?);
+    }
+    Ok(evidence)
+}
+
+async fn insert(
+    conn: &mut SqliteConnection,
+    train: &TrainId,
+    evidence: &Evidence,
+    now_ms: i64,
+) -> Result<i64, LedgerError> {
+    let Evidence {
+        candidate,
+        check,
+        definition,
+        policy,
+        result,
+        scope,
+        measured,
+        sample,
+        violations,
+        rows_scanned,
+        bytes_scanned,
+        duration_ms,
+        engine,
+    } = evidence;
+    let (code, error) = match result {
+        CheckResult::Passed => (None, None),
+        CheckResult::Failed { code } => (Some(code.code()), None),
+        CheckResult::CouldNotRun { error } => (None, Some(error.as_str())),
+    };
+    let id = sqlx::query_scalar(
+        "INSERT INTO evidence (train, candidate, check_id, definition, policy, result, code, error, scope,
+             measured, sample, violations, rows_scanned, bytes_scanned, duration_ms, engine, at_ms)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
+         RETURNING id",
+    )
+    .bind(train.as_str())
+    .bind(candidate.0)
+    .bind(check)
+    .bind(definition.as_str())
+    .bind(policy.as_str())
+    .bind(result.word())
+    .bind(code)
+    .bind(error)
+    .bind(scope)
+    .bind(to_json(measured)?)
+    .bind(to_json(sample)?)
+    .bind(to_json(violations)?)
+    .bind(count(*rows_scanned))
+    .bind(count(*bytes_scanned))
+    .bind(count(*duration_ms))
+    .bind(engine)
+    .bind(now_ms)
+    .fetch_one(conn)
+    .await?;
+    Ok(id)
+}
+
+/// The first required (candidate, check) whose latest evidence is not a pass (promise 2). The latest counts:
+/// a check that could not run may pass when it is tried again, and a pass is void once the same check fails.
+pub(super) async fn first_missing(
+    conn: &mut SqliteConnection,
+    required: &[(SnapshotId, String)],
+) -> Result<Option<(SnapshotId, String)>, LedgerError> {
+    let candidates: BTreeSet<i64> = required.iter().map(|(candidate, _)| candidate.0).collect();
+    let candidates: Vec<i64> = candidates.into_iter().collect();
+    let mut passed: BTreeMap<(SnapshotId, String), bool> = BTreeMap::new();
+    for batch in candidates.chunks(BATCH_ROWS) {
+        let mut query = QueryBuilder::<Sqlite>::new(
+            "SELECT id, candidate, check_id, result, code, error FROM evidence WHERE candidate IN (",
+        );
+        let mut list = query.separated(", ");
+        for candidate in batch {
+            list.push_bind(*candidate);
+        }
+        query.push(") ORDER BY id");
+        for row in &query.build().fetch_all(&mut *conn).await? {
+            let f = Fields::new("evidence", "id", row);
+            let key = (f.snapshot("candidate")?, f.text("check_id")?);
+            passed.insert(key, result(&f)? == CheckResult::Passed);
+        }
+    }
+    Ok(required.iter().find(|key| passed.get(*key) != Some(&true)).cloned())
+}
+
+#[cfg(test)]
+mod tests {
+    use mergeberg_kernel::evidence::Violation;
+    use mergeberg_kernel::reason::ReasonCode;
+
+    use super::super::LedgerFault;
+    use super::super::testing::{enqueue, evidence, open};
+    use super::*;
+
+    #[tokio::test]
+    async fn evidence_is_read_back_by_candidate_and_by_request() {
+        let (_folder, ledger) = open().await;
+        let a = enqueue(&ledger, "ingest/a", 1).await;
+        let b = enqueue(&ledger, "ingest/b", 2).await;
+        let train = TrainId::new("t1");
+        let failed = Evidence {
+            result: CheckResult::Failed { code: ReasonCode::DuplicateKey },
+            measured: vec![("duplicates".to_owned(), "2".to_owned())],
+            sample: vec!["order_id=4 day='ü'".to_owned()],
+            violations: vec![Violation {
+                requests: vec![b, a],
+                with_base: true,
+                count: 2,
+                sample: vec!["order_id=4".to_owned()],
+            }],
+            rows_scanned: 7,
+            ..evidence(12, "keys")
+        };
+        let unknown = Evidence {
+            result: CheckResult::CouldNotRun { error: "out of memory".to_owned() },
+            ..evidence(13, "keys")
+        };
+        let rows = vec![(vec![b, a], failed.clone()), (vec![a], evidence(12, "lineage")), (vec![b], unknown)];
+        ledger.record_evidence(&train, &rows, 5).await.unwrap();
+
+        let read = |rows: Vec<EvidenceRow>| -> Vec<(Vec<RequestId>, Evidence)> {
+            assert!(rows.iter().all(|row| row.train == train && row.at_ms == 5));
+            rows.into_iter().map(|row| (row.requests, row.evidence)).collect()
+        };
+        assert_eq!(read(ledger.evidence_of_candidate(SnapshotId(12)).await.unwrap()), rows[..2]);
+        assert_eq!(read(ledger.evidence_of_request(a).await.unwrap()), rows[..2]);
+        let of_b = read(ledger.evidence_of_request(b).await.unwrap());
+        assert_eq!(of_b, [rows[0].clone(), rows[2].clone()]);
+    }
+
+    #[tokio::test]
+    async fn evidence_for_a_request_that_is_not_there_is_refused() {
+        let (_folder, ledger) = open().await;
+        let rows = [(vec![RequestId(99)], evidence(12, "keys"))];
+        let error = ledger.record_evidence(&TrainId::new("t1"), &rows, 5).await.unwrap_err();
+        assert_eq!(error.fault(), LedgerFault::Refused, "{error}");
+        assert_eq!(ledger.evidence_of_candidate(SnapshotId(12)).await.unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn the_latest_result_of_a_check_counts() {
+        let (_folder, ledger) = open().await;
+        let train = TrainId::new("t1");
+        let required = [(SnapshotId(12), "keys".to_owned())];
+        let missing = async || {
+            let mut tx = ledger.begin().await.unwrap();
+            first_missing(&mut tx, &required).await.unwrap()
+        };
+        assert_eq!(missing().await, Some(required[0].clone()));
+        let story = [
+            (CheckResult::CouldNotRun { error: "disk".to_owned() }, false),
+            (CheckResult::Passed, true),
+            (CheckResult::Failed { code: ReasonCode::DuplicateKey }, false),
+        ];
+        for (result, is_enough) in story {
+            let row = Evidence { result, ..evidence(12, "keys") };
+            // The same check on another candidate, and another check on this one, say nothing.
+            let others = [(vec![], evidence(13, "keys")), (vec![], evidence(12, "lineage"))];
+            ledger.record_evidence(&train, &others, 1).await.unwrap();
+            ledger.record_evidence(&train, &[(vec![], row.clone())], 1).await.unwrap();
+            assert_eq!(missing().await.is_none(), is_enough, "{:?}", row.result);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Migrations tried on rows: what they keep, what the schema refuses, what decoding refuses.
+
+use mergeberg_kernel::ids::{RefName, RequestId, SnapshotId};
+use mergeberg_kernel::reason::ReasonCode;
+use sqlx::Transaction;
+use sqlx::sqlite::Sqlite;
+
+use super::testing::{enqueue, new_request, open, pass, staged_train};
+use super::{Ledger, LedgerError, NewReview, ReviewFilter};
+use mergeberg_kernel::ids::{Digest, ReviewId};
+
+#[tokio::test]
+async fn rows_survive_migrating_and_opening_again() {
+    let (_folder, ledger) = open().await;
+    let id = enqueue(&ledger, "ingest/a", 1).await;
+    let before = ledger.request(id).await.unwrap();
+    ledger.close().await;
+    let report = Ledger::migrate(ledger.path()).await.unwrap();
+    assert_eq!((report.created, report.applied.len()), (false, 0));
+    for _ in 0..2 {
+        let again = Ledger::open(ledger.path()).await.unwrap();
+        assert_eq!(again.request(id).await.unwrap(), before);
+        assert_eq!(again.queue_id(), ledger.queue_id());
+    }
+}
+
+/// Runs `sql` past the API.
+async fn raw(ledger: &Ledger, sql: &'static str) {
+    let mut tx: Transaction<'static, Sqlite> = ledger.begin().await.unwrap();
+    let done = sqlx::query(sql).execute(&mut *tx).await.unwrap();
+    assert!(done.rows_affected() > 0, "{sql} changed nothing");
+    tx.commit().await.unwrap();
+}
+
+fn assert_row_error<T: std::fmt::Debug>(outcome: Result<T, LedgerError>, table: &str, id: &str, sql: &str) {
+    match outcome {
+        Err(error @ LedgerError::Row { .. }) => {
+            let text = error.to_string();
+            assert!(text.contains(&format!("row {id} of {table} is inconsistent")), "{sql}: {text}");
+            assert_eq!(error.reason(), Some(ReasonCode::LedgerUnusable));
+        }
+        other => panic!("{sql}: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn an_inconsistent_request_is_an_error_that_names_it() {
+    for sql in [
+        "UPDATE merge_request SET state = 'done'",
+        "UPDATE merge_request SET state = 'held'",
+        "UPDATE merge_request SET reason = 'paused'",
+        "UPDATE merge_request SET state = 'held', reason = 'no-such-reason'",
+        "UPDATE merge_request SET state = 'cancelled'",
+        "UPDATE merge_request SET ended_at_ms = 5",
+        "UPDATE merge_request SET state = 'landed', ended_at_ms = 5",
+        "UPDATE merge_request SET landed_snapshot = 5",
+        "UPDATE merge_request SET table_name = 'flights'",
+        "UPDATE merge_request SET attempts = -1",
+        "UPDATE merge_request SET format_version = 300",
+        "UPDATE merge_request SET schema_id = 3000000000",
+        "UPDATE merge_request SET detail = '{'",
+    ] {
+        let (_folder, ledger) = open().await;
+        let id = enqueue(&ledger, "ingest/a", 1).await;
+        raw(&ledger, sql).await;
+        assert_row_error(ledger.request(id).await, "merge_request", "1", sql);
+        assert_row_error(ledger.requests(&Default::default()).await, "merge_request", "1", sql);
+    }
+}
+
+#[tokio::test]
+async fn inconsistent_rows_of_other_tables_are_errors_too() {
+    let (_folder, ledger) = open().await;
+    let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
+    let id = enqueue(&ledger, "ingest/a", 1).await;
+    let intent = staged_train(&ledger, epoch, "t1", &[(id, 11)]).await;
+    pass(&ledger, &intent).await;
+    ledger.write_intent(epoch, &intent, 20).await.unwrap();
+    let new = new_request("ingest/a", 1);
+    let review = NewReview {
+        table: new.table.clone(),
+        table_uuid: new.table_uuid.clone(),
+        structure: new.structure,
+        changes: vec![],
+        policy: Digest::of(["p"]),
+        binding: Digest::of(["b"]),
+    };
+    let review = ledger.open_review(&review, 1).await.unwrap().id;
+    assert_eq!(review, ReviewId(1));
+
+    for sql in [
+        "UPDATE evidence SET result = 'passed', code = 'conflict'",
+        "UPDATE evidence SET result = 'failed', code = NULL",
+        "UPDATE evidence SET result = 'could-not-run', error = NULL",
+        "UPDATE evidence SET result = 'fine'",
+    ] {
+        raw(&ledger, sql).await;
+        assert_row_error(ledger.evidence_of_candidate(SnapshotId(11)).await, "evidence", "1", sql);
+    }
+    for sql in [
+        "UPDATE landing SET outcome = 'landed'",
+        "UPDATE landing SET outcome = 'maybe'",
+        "UPDATE landing SET outcome = NULL, cars = '[{}]'",
+    ] {
+        raw(&ledger, sql).await;
+        assert_row_error(ledger.open_intents().await, "landing", "intent-t1", sql);
+    }
+    let sql = "UPDATE train SET status = 'parked'";
+    raw(&ledger, sql).await;
+    assert_row_error(ledger.train(&intent.train).await, "train", "t1", sql);
+    for sql in [
+        "UPDATE structure_review SET state = 'approved'",
+        "UPDATE structure_review SET state = 'open', decided_by = 'rita'",
+    ] {
+        raw(&ledger, sql).await;
+        assert_row_error(ledger.review(review).await, "structure_review", "1", sql);
+        assert_row_error(ledger.reviews(&ReviewFilter::default()).await, "structure_review", "1", sql);
+    }
+    ledger.set_target_head(&new.table, &new.table_uuid, &RefName::main(), None).await.unwrap();
+    let sql = "UPDATE target_head SET adopted_by = 'ann'";
+    raw(&ledger, sql).await;
+    let head = ledger.target_head(&new.table_uuid, &RefName::main()).await;
+    assert_row_error(head, "target_head", "uuid-of-flights", sql);
+    raw(&ledger, "INSERT INTO event (at_ms, kind, text) VALUES (1, 'party', 'x')").await;
+    let told = ledger.events_since(0, 100).await;
+    assert!(matches!(told, Err(LedgerError::Row { table: "event", .. })), "{told:?}");
+}
+
+/// The indices hold even against code that forgets to look first.
+#[tokio::test]
+async fn the_schema_itself_refuses_doubles() {
+    let (_folder, ledger) = open().await;
+    let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
+    let id = enqueue(&ledger, "ingest/a", 1).await;
+    let intent = staged_train(&ledger, epoch, "t1", &[(id, 11)]).await;
+    pass(&ledger, &intent).await;
+    ledger.write_intent(epoch, &intent, 20).await.unwrap();
+    raw(&ledger, "UPDATE merge_request SET idempotency_key = 'k'").await;
+    let doubles = [
+        "INSERT INTO landing (intent, train, table_name, table_uuid, target, tail, candidates, temp_ref, cars,
+             required, epoch, opened_at_ms)
+         SELECT 'second', train, table_name, table_uuid, target, tail, candidates, temp_ref, cars, required,
+             epoch, opened_at_ms FROM landing",
+        "INSERT INTO merge_request (table_name, table_uuid, source, pinned, target, class, principal,
+             idempotency_key, schema_id, spec_id, sort_order_id, format_version, state, enqueued_at_ms, attempts)
+         SELECT table_name, table_uuid, source, pinned, target, class, principal, idempotency_key, schema_id,
+             spec_id, sort_order_id, format_version, state, enqueued_at_ms, attempts FROM merge_request",
+        "INSERT INTO committer (id, epoch, heartbeat_ms, lease_ms) VALUES (1, 0, 0, 0)",
+    ];
+    let mut tx = ledger.begin().await.unwrap();
+    for sql in doubles {
+        let error = sqlx::query(sql).execute(&mut *tx).await.unwrap_err();
+        assert!(super::error::is_unique_violation(&error), "{sql}: {error}");
+    }
+    drop(tx);
+    assert_eq!(ledger.request(RequestId(1)).await.unwrap().id, id);
+}

@@ -1,0 +1,438 @@
+//! Enqueue, look up, list, cancel.
+
+use mergeberg_kernel::ids::{Epoch, Principal, RefName, RequestId, SnapshotId, TableName, TableUuid};
+use mergeberg_kernel::reason::ReasonCode;
+use mergeberg_kernel::state::{RequestEvent, RequestState};
+use mergeberg_kernel::structure::StructureId;
+use sqlx::QueryBuilder;
+use sqlx::sqlite::{Sqlite, SqliteConnection};
+
+use super::apply::{Step, take};
+use super::decode::Fields;
+use super::error::LedgerError;
+use super::events::{EventKind, NewEvent, append};
+use super::leader::fence;
+use super::rows::{AttemptRow, RequestRow};
+use super::{Ledger, wake};
+
+/// Waiting requests that one tick looks at, oldest first; the others are seen when these have moved on.
+const MAX_WAITING: i64 = 5_000;
+/// Rows of a list without a limit of its own.
+const DEFAULT_LIST_ROWS: u32 = 10_000;
+
+/// A request to be. Everything was checked by the caller; the ledger only refuses what is double.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewRequest {
+    pub table: TableName,
+    pub table_uuid: TableUuid,
+    pub source: RefName,
+    pub pinned: SnapshotId,
+    pub target: RefName,
+    pub class: String,
+    pub principal: Principal,
+    pub idempotency_key: Option<String>,
+    pub structure: StructureId,
+    pub format_version: u8,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+#[must_use]
+pub enum Enqueued {
+    New(RequestRow),
+    /// The same publication was enqueued before, perhaps it has ended.
+    Existing(RequestRow),
+    /// The idempotency key belongs to this other request.
+    KeyConflict(RequestRow),
+}
+
+/// All conditions hold at once; an empty filter matches every request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RequestFilter {
+    /// Words of states: `held` matches every reason. Empty: any.
+    pub states: Vec<String>,
+    pub table: Option<TableName>,
+    pub target: Option<RefName>,
+    pub class: Option<String>,
+    /// Ended at or after the first and before the second time.
+    pub ended_between: Option<(i64, i64)>,
+    /// The newest so many.
+    pub limit: Option<u32>,
+}
+
+impl Ledger {
+    /// Appends a request, unless it is there: key and request are written in one transaction.
+    pub async fn enqueue(&self, new: &NewRequest, now_ms: i64) -> Result<Enqueued, LedgerError> {
+        let mut tx = self.begin().await?;
+        let existing = match &new.idempotency_key {
+            Some(key) => {
+                let sql = "SELECT * FROM merge_request WHERE idempotency_key = $1";
+                sqlx::query(sql).bind(key).fetch_optional(&mut *tx).await?
+            }
+            None => {
+                sqlx::query(
+                    "SELECT * FROM merge_request
+                     WHERE table_uuid = $1 AND target = $2 AND source = $3 AND pinned = $4
+                       AND ended_at_ms IS NULL
+                     ORDER BY id LIMIT 1",
+                )
+                .bind(new.table_uuid.as_str())
+                .bind(new.target.as_str())
+                .bind(new.source.as_str())
+                .bind(new.pinned.0)
+                .fetch_optional(&mut *tx)
+                .await?
+            }
+        };
+        if let Some(row) = existing {
+            let row = RequestRow::decode(&row)?;
+            let same = row.table_uuid == new.table_uuid
+                && row.source == new.source
+                && row.target == new.target
+                && row.pinned == new.pinned;
+            return Ok(if same { Enqueued::Existing(row) } else { Enqueued::KeyConflict(row) });
+        }
+        let row = insert(&mut tx, new, now_ms).await?;
+        let text = format!("{} enqueued by {}", row.describe(), row.principal);
+        let event = NewEvent { text, ..NewEvent::of_request(EventKind::Enqueued, &row) };
+        append(&mut tx, &[event], now_ms).await?;
+        wake(&mut tx).await?;
+        tx.commit().await?;
+        Ok(Enqueued::New(row))
+    }
+
+    pub async fn request(&self, id: RequestId) -> Result<RequestRow, LedgerError> {
+        let sql = "SELECT * FROM merge_request WHERE id = $1";
+        match sqlx::query(sql).bind(id.0).fetch_optional(&self.readers).await? {
+            Some(row) => RequestRow::decode(&row),
+            None => Err(LedgerError::NoSuchRequest(id)),
+        }
+    }
+
+    /// In arrival order. With more matches than the limit the newest are given.
+    pub async fn requests(&self, filter: &RequestFilter) -> Result<Vec<RequestRow>, LedgerError> {
+        let RequestFilter { states, table, target, class, ended_between, limit } = filter;
+        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM merge_request WHERE 1 = 1");
+        if !states.is_empty() {
+            query.push(" AND state IN (");
+            let mut list = query.separated(", ");
+            for word in states {
+                if !is_state_word(word) {
+                    return Err(LedgerError::NoSuchState(word.clone()));
+                }
+                list.push_bind(word);
+            }
+            query.push(")");
+        }
+        if let Some(table) = table {
+            query.push(" AND table_name = ").push_bind(table.to_string());
+        }
+        if let Some(target) = target {
+            query.push(" AND target = ").push_bind(target.as_str());
+        }
+        if let Some(class) = class {
+            query.push(" AND class = ").push_bind(class);
+        }
+        if let Some((from_ms, before_ms)) = ended_between {
+            query.push(" AND ended_at_ms >= ").push_bind(*from_ms);
+            query.push(" AND ended_at_ms < ").push_bind(*before_ms);
+        }
+        query.push(" ORDER BY id DESC LIMIT ").push_bind(limit.unwrap_or(DEFAULT_LIST_ROWS));
+        let rows = query.build().fetch_all(&self.readers).await?;
+        rows.iter().rev().map(RequestRow::decode).collect()
+    }
+
+    /// What admission may take, in arrival order: queued, held and in review, at most 5,000.
+    pub async fn waiting(
+        &self,
+        table_uuid: &TableUuid,
+        target: &RefName,
+    ) -> Result<Vec<RequestRow>, LedgerError> {
+        let rows = sqlx::query(
+            "SELECT * FROM merge_request
+             WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
+               AND state IN ('queued', 'held', 'in-review')
+             ORDER BY id LIMIT $3",
+        )
+        .bind(table_uuid.as_str())
+        .bind(target.as_str())
+        .bind(MAX_WAITING)
+        .fetch_all(&self.readers)
+        .await?;
+        rows.iter().map(RequestRow::decode).collect()
+    }
+
+    /// Every request of a target that has not ended, in arrival order: the waiting ones and those in a train.
+    pub async fn unfinished(
+        &self,
+        table_uuid: &TableUuid,
+        target: &RefName,
+    ) -> Result<Vec<RequestRow>, LedgerError> {
+        let rows = sqlx::query(
+            "SELECT * FROM merge_request
+             WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
+             ORDER BY id",
+        )
+        .bind(table_uuid.as_str())
+        .bind(target.as_str())
+        .fetch_all(&self.readers)
+        .await?;
+        rows.iter().map(RequestRow::decode).collect()
+    }
+
+    /// Where something has not ended: the lanes that a tick drives. A renamed or replaced table has a lane
+    /// for each name and uuid that was enqueued (rule C11).
+    pub async fn open_tables(&self) -> Result<Vec<(TableName, TableUuid, RefName)>, LedgerError> {
+        let rows = sqlx::query(
+            "SELECT DISTINCT table_name, table_uuid, target FROM merge_request
+             WHERE ended_at_ms IS NULL ORDER BY table_name, table_uuid, target",
+        )
+        .fetch_all(&self.readers)
+        .await?;
+        let mut tables = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let f = Fields::new("merge_request", "table_name", row);
+            tables.push((f.table_name()?, f.table_uuid()?, f.target()?));
+        }
+        Ok(tables)
+    }
+
+    /// Every state that a request was in, oldest first.
+    /// For every waiting request of a target: snapshots that published the same pinned head before.
+    pub async fn published_before(
+        &self,
+        table_uuid: &TableUuid,
+        target: &RefName,
+    ) -> Result<Vec<(SnapshotId, SnapshotId)>, LedgerError> {
+        let rows = sqlx::query(
+            "SELECT DISTINCT done.id, done.pinned, done.landed_snapshot
+             FROM merge_request AS waiting JOIN merge_request AS done
+               ON done.table_uuid = waiting.table_uuid AND done.target = waiting.target
+              AND done.pinned = waiting.pinned AND done.state = 'landed'
+             WHERE waiting.table_uuid = $1 AND waiting.target = $2 AND waiting.ended_at_ms IS NULL",
+        )
+        .bind(table_uuid.as_str())
+        .bind(target.as_str())
+        .fetch_all(&self.readers)
+        .await?;
+        let mut published = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let f = Fields::new("merge_request", "id", row);
+            published.push((f.snapshot("pinned")?, f.snapshot("landed_snapshot")?));
+        }
+        Ok(published)
+    }
+
+    /// Pins a waiting request to another head of its branch (class rule `repin`).
+    pub async fn repin(
+        &self,
+        epoch: Epoch,
+        id: RequestId,
+        pinned: SnapshotId,
+        now_ms: i64,
+    ) -> Result<(), LedgerError> {
+        let mut tx = self.begin().await?;
+        fence(&mut tx, epoch).await?;
+        sqlx::query(
+            "UPDATE merge_request SET pinned = $1
+             WHERE id = $2 AND ended_at_ms IS NULL AND state IN ('queued', 'held', 'in-review')",
+        )
+        .bind(pinned.0)
+        .bind(id.0)
+        .execute(&mut *tx)
+        .await?;
+        let detail = serde_json::json!({ "text": format!("pinned anew at snapshot {pinned}") });
+        let step = Step { detail: Some(&detail), ..Step::new(id, RequestEvent::Requeue) };
+        take(&mut tx, &[step], now_ms).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    pub async fn attempts(&self, id: RequestId) -> Result<Vec<AttemptRow>, LedgerError> {
+        let sql = "SELECT * FROM merge_attempt WHERE request = $1 ORDER BY id";
+        let rows = sqlx::query(sql).bind(id.0).fetch_all(&self.readers).await?;
+        rows.iter().map(AttemptRow::decode).collect()
+    }
+
+    /// Takes a waiting request back. One that rides a train is past that (`LedgerError::Transition`).
+    pub async fn cancel(
+        &self,
+        id: RequestId,
+        principal: &Principal,
+        now_ms: i64,
+    ) -> Result<RequestRow, LedgerError> {
+        let mut tx = self.begin().await?;
+        let detail = serde_json::json!({ "cancelled-by": principal });
+        let step = Step { detail: Some(&detail), ..Step::new(id, RequestEvent::Cancel) };
+        let row = take(&mut tx, &[step], now_ms).await?.pop().ok_or(LedgerError::NoSuchRequest(id))?;
+        wake(&mut tx).await?;
+        tx.commit().await?;
+        Ok(row)
+    }
+}
+
+async fn insert(
+    conn: &mut SqliteConnection,
+    new: &NewRequest,
+    now_ms: i64,
+) -> Result<RequestRow, LedgerError> {
+    let NewRequest {
+        table,
+        table_uuid,
+        source,
+        pinned,
+        target,
+        class,
+        principal,
+        idempotency_key,
+        structure,
+        format_version,
+    } = new;
+    let row = sqlx::query(
+        "INSERT INTO merge_request (table_name, table_uuid, source, pinned, target, class, principal,
+             idempotency_key, schema_id, spec_id, sort_order_id, format_version, state, enqueued_at_ms, attempts)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, 0)
+         RETURNING *",
+    )
+    .bind(table.to_string())
+    .bind(table_uuid.as_str())
+    .bind(source.as_str())
+    .bind(pinned.0)
+    .bind(target.as_str())
+    .bind(class)
+    .bind(principal.as_str())
+    .bind(idempotency_key.as_deref())
+    .bind(structure.schema_id.0)
+    .bind(structure.spec_id.0)
+    .bind(structure.sort_order_id.0)
+    .bind(*format_version)
+    .bind(RequestState::Queued.word())
+    .bind(now_ms)
+    .fetch_one(&mut *conn)
+    .await?;
+    let row = RequestRow::decode(&row)?;
+    sqlx::query("INSERT INTO merge_attempt (request, at_ms, state) VALUES ($1, $2, $3)")
+        .bind(row.id.0)
+        .bind(now_ms)
+        .bind(row.state.word())
+        .execute(conn)
+        .await?;
+    Ok(row)
+}
+
+fn is_state_word(word: &str) -> bool {
+    // Some words come with a reason, others without; which reason does not matter here.
+    RequestState::from_parts(word, None).is_some()
+        || RequestState::from_parts(word, Some(ReasonCode::Paused)).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use mergeberg_kernel::ids::TrainId;
+
+    use super::super::Change;
+    use super::super::testing::{new_request, open};
+    use super::*;
+
+    fn new_id(enqueued: Enqueued) -> RequestId {
+        match enqueued {
+            Enqueued::New(row) => row.id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_is_read_back_as_it_was_written() {
+        let (_folder, ledger) = open().await;
+        let mut new = new_request("ingest/feature/a b/ü", 7);
+        new.idempotency_key = Some("run-1".to_owned());
+        let Enqueued::New(row) = ledger.enqueue(&new, 1_000).await.unwrap() else { panic!() };
+        assert_eq!(row, ledger.request(row.id).await.unwrap());
+        let RequestRow { source, pinned, structure, state, enqueued_at_ms, attempts, train, .. } =
+            row.clone();
+        assert_eq!((source, pinned, structure), (new.source, new.pinned, new.structure));
+        assert_eq!((state, enqueued_at_ms, attempts, train), (RequestState::Queued, 1_000, 0, None));
+        let log = ledger.attempts(row.id).await.unwrap();
+        assert_eq!(
+            log.iter().map(|a| (a.state, a.at_ms)).collect::<Vec<_>>(),
+            [(RequestState::Queued, 1_000)]
+        );
+    }
+
+    #[tokio::test]
+    async fn the_same_key_is_the_same_request_even_when_it_ended() {
+        let (_folder, ledger) = open().await;
+        let new = NewRequest { idempotency_key: Some("k".to_owned()), ..new_request("ingest/a", 1) };
+        let id = new_id(ledger.enqueue(&new, 1).await.unwrap());
+        ledger.cancel(id, &Principal::new("ann"), 2).await.unwrap();
+        let again = ledger.enqueue(&new, 3).await.unwrap();
+        assert!(matches!(again, Enqueued::Existing(row) if row.id == id));
+
+        for other in [
+            NewRequest { source: RefName::new("ingest/b"), ..new.clone() },
+            NewRequest { pinned: SnapshotId(2), ..new.clone() },
+            NewRequest { target: RefName::new("dev"), ..new.clone() },
+            NewRequest { table_uuid: TableUuid::new("other"), ..new.clone() },
+        ] {
+            let conflict = ledger.enqueue(&other, 4).await.unwrap();
+            assert!(matches!(conflict, Enqueued::KeyConflict(row) if row.id == id), "{other:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn without_a_key_only_an_open_request_is_the_same() {
+        let (_folder, ledger) = open().await;
+        let new = new_request("ingest/a", 1);
+        let id = new_id(ledger.enqueue(&new, 1).await.unwrap());
+        let again = ledger.enqueue(&new, 2).await.unwrap();
+        assert!(matches!(again, Enqueued::Existing(row) if row.id == id));
+        ledger.cancel(id, &Principal::new("ann"), 3).await.unwrap();
+        let next = new_id(ledger.enqueue(&new, 4).await.unwrap());
+        assert_ne!(next, id);
+    }
+
+    #[tokio::test]
+    async fn lists_filter_and_keep_arrival_order() {
+        let (_folder, ledger) = open().await;
+        let a = new_id(ledger.enqueue(&new_request("ingest/a", 1), 1).await.unwrap());
+        let b = new_id(ledger.enqueue(&new_request("ingest/b", 2), 2).await.unwrap());
+        let dev = NewRequest { target: RefName::new("dev"), ..new_request("ingest/c", 3) };
+        let c = new_id(ledger.enqueue(&dev, 3).await.unwrap());
+        ledger.cancel(a, &Principal::new("ann"), 50).await.unwrap();
+
+        let ids = async |filter: RequestFilter| -> Vec<RequestId> {
+            ledger.requests(&filter).await.unwrap().iter().map(|row| row.id).collect()
+        };
+        assert_eq!(ids(RequestFilter::default()).await, [a, b, c]);
+        assert_eq!(ids(RequestFilter { limit: Some(2), ..Default::default() }).await, [b, c]);
+        assert_eq!(ids(RequestFilter { states: vec!["queued".into()], ..Default::default() }).await, [b, c]);
+        assert_eq!(ids(RequestFilter { target: Some(dev.target.clone()), ..Default::default() }).await, [c]);
+        assert_eq!(ids(RequestFilter { class: Some("none".into()), ..Default::default() }).await, []);
+        assert_eq!(ids(RequestFilter { ended_between: Some((50, 51)), ..Default::default() }).await, [a]);
+        assert_eq!(ids(RequestFilter { ended_between: Some((0, 50)), ..Default::default() }).await, []);
+        let unknown =
+            ledger.requests(&RequestFilter { states: vec!["done".into()], ..Default::default() }).await;
+        assert!(matches!(unknown, Err(LedgerError::NoSuchState(word)) if word == "done"));
+
+        let waiting = ledger.waiting(&dev.table_uuid, &RefName::main()).await.unwrap();
+        assert_eq!(waiting.iter().map(|row| row.id).collect::<Vec<_>>(), [b]);
+        let lanes = ledger.open_tables().await.unwrap();
+        assert_eq!(lanes.iter().map(|lane| lane.2.as_str()).collect::<Vec<_>>(), ["dev", "main"]);
+    }
+
+    #[tokio::test]
+    async fn only_a_waiting_request_is_cancelled() {
+        let (_folder, ledger) = open().await;
+        let id = new_id(ledger.enqueue(&new_request("ingest/a", 1), 1).await.unwrap());
+        let admit = Change { train: Some(TrainId::new("t1")), ..Change::new(id, RequestEvent::Admit) };
+        ledger.apply(None, &[admit], 2).await.unwrap();
+        let refused = ledger.cancel(id, &Principal::new("ann"), 3).await.unwrap_err();
+        assert!(matches!(refused, LedgerError::Transition { request, .. } if request == id));
+        assert_eq!(ledger.request(id).await.unwrap().state, RequestState::Planning);
+
+        ledger.apply(None, &[Change::new(id, RequestEvent::Requeue)], 4).await.unwrap();
+        let row = ledger.cancel(id, &Principal::new("ann"), 5).await.unwrap();
+        assert_eq!((row.state, row.ended_at_ms), (RequestState::Cancelled, Some(5)));
+        let unknown = ledger.cancel(RequestId(99), &Principal::new("ann"), 6).await.unwrap_err();
+        assert!(matches!(unknown, LedgerError::NoSuchRequest(RequestId(99))));
+    }
+}

@@ -1,0 +1,193 @@
+//! Trains: what is, or was, staged under a temporary branch. Recorded before staging, so that a worker that
+//! dies in between leaves a name to look for and clean up.
+
+use mergeberg_kernel::ids::{Epoch, RefName, SnapshotId, TableUuid, TrainId};
+use serde::Serialize;
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+
+use super::Ledger;
+use super::decode::{Fields, to_json, words};
+use super::error::{LedgerError, is_unique_violation};
+use super::leader::fence;
+
+words! {
+    TrainStatus {
+        /// The staging commit may or may not be in the catalog.
+        Staging = "staging",
+        /// Known to be in the catalog (rule L2).
+        Staged = "staged",
+        Landed = "landed",
+        /// Its temporary branch is gone, or never came to be.
+        Dropped = "dropped",
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TrainRow {
+    pub train: TrainId,
+    pub table_uuid: TableUuid,
+    pub target: RefName,
+    pub temp_ref: RefName,
+    /// `None`: the target does not exist yet.
+    pub planned_head: Option<SnapshotId>,
+    /// c_n, the snapshot that the target becomes.
+    pub tail: SnapshotId,
+    /// All candidates in order, the tail last.
+    pub candidates: Vec<SnapshotId>,
+    pub status: TrainStatus,
+    /// When it was recorded.
+    pub at_ms: i64,
+}
+
+impl TrainRow {
+    fn decode(row: &SqliteRow) -> Result<Self, LedgerError> {
+        let f = Fields::new("train", "train", row);
+        Ok(Self {
+            train: TrainId(f.text("train")?),
+            table_uuid: f.table_uuid()?,
+            target: f.target()?,
+            temp_ref: RefName(f.text("temp_ref")?),
+            planned_head: f.opt_snapshot("planned_head")?,
+            tail: f.snapshot("tail")?,
+            candidates: f.json("candidates")?,
+            status: f.word("status", TrainStatus::from_word)?,
+            at_ms: f.int("at_ms")?,
+        })
+    }
+}
+
+impl Ledger {
+    /// Records a new train. Ids and temporary refs are never used twice (rule R7).
+    pub async fn record_train(&self, epoch: Epoch, row: &TrainRow) -> Result<(), LedgerError> {
+        let TrainRow { train, table_uuid, target, temp_ref, planned_head, tail, candidates, status, at_ms } =
+            row;
+        let mut tx = self.begin().await?;
+        fence(&mut tx, epoch).await?;
+        let inserted = sqlx::query(
+            "INSERT INTO train (train, table_uuid, target, temp_ref, planned_head, tail, candidates, status,
+                 at_ms)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        )
+        .bind(train.as_str())
+        .bind(table_uuid.as_str())
+        .bind(target.as_str())
+        .bind(temp_ref.as_str())
+        .bind(planned_head.map(|id| id.0))
+        .bind(tail.0)
+        .bind(to_json(candidates)?)
+        .bind(status.word())
+        .bind(*at_ms)
+        .execute(&mut *tx)
+        .await;
+        match inserted {
+            Err(error) if is_unique_violation(&error) => {
+                return Err(LedgerError::TrainExists(train.clone()));
+            }
+            outcome => outcome?,
+        };
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Staged or dropped; twice the same is no error. `landed` is written by the settlement alone.
+    pub async fn set_train_status(
+        &self,
+        epoch: Epoch,
+        train: &TrainId,
+        to: TrainStatus,
+    ) -> Result<(), LedgerError> {
+        let mut tx = self.begin().await?;
+        fence(&mut tx, epoch).await?;
+        let from = train_row(&mut tx, train).await?.status;
+        let allowed = match (from, to) {
+            (TrainStatus::Staging, TrainStatus::Staged | TrainStatus::Dropped) => true,
+            (TrainStatus::Staged, TrainStatus::Dropped) => true,
+            (from, to) => from == to,
+        };
+        if !allowed {
+            return Err(LedgerError::TrainStatus { train: train.clone(), from, to });
+        }
+        write_status(&mut tx, train, to).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    pub async fn train(&self, train: &TrainId) -> Result<TrainRow, LedgerError> {
+        let mut tx = self.reading().await?;
+        train_row(&mut tx, train).await
+    }
+
+    /// Trains of a table whose temporary branch may be in the catalog, oldest first.
+    pub async fn unfinished_trains(&self, table_uuid: &TableUuid) -> Result<Vec<TrainRow>, LedgerError> {
+        let rows = sqlx::query(
+            "SELECT * FROM train WHERE table_uuid = $1 AND status IN ('staging', 'staged')
+             ORDER BY at_ms, train",
+        )
+        .bind(table_uuid.as_str())
+        .fetch_all(&self.readers)
+        .await?;
+        rows.iter().map(TrainRow::decode).collect()
+    }
+}
+
+pub(super) async fn train_row(conn: &mut SqliteConnection, train: &TrainId) -> Result<TrainRow, LedgerError> {
+    let sql = "SELECT * FROM train WHERE train = $1";
+    match sqlx::query(sql).bind(train.as_str()).fetch_optional(conn).await? {
+        Some(row) => TrainRow::decode(&row),
+        None => Err(LedgerError::NoSuchTrain(train.clone())),
+    }
+}
+
+pub(super) async fn write_status(
+    conn: &mut SqliteConnection,
+    train: &TrainId,
+    to: TrainStatus,
+) -> Result<(), LedgerError> {
+    sqlx::query("UPDATE train SET status = $1 WHERE train = $2")
+        .bind(to.word())
+        .bind(train.as_str())
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{open, train};
+    use super::*;
+
+    #[tokio::test]
+    async fn a_train_is_unfinished_until_its_branch_is_gone() {
+        let (_folder, ledger) = open().await;
+        let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
+        let one = train("t1", &[11, 12]);
+        let two = TrainRow { planned_head: None, at_ms: one.at_ms + 1, ..train("t2", &[21]) };
+        ledger.record_train(epoch, &one).await.unwrap();
+        ledger.record_train(epoch, &two).await.unwrap();
+        assert_eq!(ledger.unfinished_trains(&one.table_uuid).await.unwrap(), [one.clone(), two.clone()]);
+
+        for status in [TrainStatus::Staged, TrainStatus::Staged, TrainStatus::Dropped] {
+            ledger.set_train_status(epoch, &one.train, status).await.unwrap();
+        }
+        assert_eq!(ledger.unfinished_trains(&one.table_uuid).await.unwrap(), vec![two.clone()]);
+        for (id, to) in [(&one.train, TrainStatus::Staged), (&two.train, TrainStatus::Landed)] {
+            let error = ledger.set_train_status(epoch, id, to).await.unwrap_err();
+            assert!(matches!(error, LedgerError::TrainStatus { .. }), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn rule_r7_a_temporary_name_is_used_once() {
+        let (_folder, ledger) = open().await;
+        let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
+        let one = train("t1", &[11]);
+        ledger.record_train(epoch, &one).await.unwrap();
+        let same_ref = TrainRow { train: TrainId::new("t2"), ..one.clone() };
+        for again in [one, same_ref] {
+            let error = ledger.record_train(epoch, &again).await.unwrap_err();
+            assert!(matches!(error, LedgerError::TrainExists(_)), "{error}");
+        }
+        let deposed = ledger.record_train(Epoch(9), &train("t3", &[31])).await.unwrap_err();
+        assert!(matches!(deposed, LedgerError::Deposed { .. }));
+    }
+}

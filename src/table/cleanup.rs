@@ -1,0 +1,141 @@
+//! Existence and deletion of files (rules R8 and R10).
+//!
+//! Deletes only what this queue wrote and reports by name, and only after the table as it is now was
+//! asked: as long as any snapshot in it names one of the files, nothing is deleted. Whether a candidate
+//! that is not in the catalog shares a file, only the caller knows.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use futures::stream::{self, StreamExt, TryStreamExt};
+use mergeberg_kernel::ids::SnapshotId;
+use mergeberg_kernel::lineage::SnapshotFact;
+use serde::{Deserialize, Serialize};
+
+use super::error::TableError;
+use super::loaded::LoadedTable;
+use super::manifests::{ManifestFiles, ManifestStore, TableAccess};
+
+/// Requests to storage that are open at the same time.
+const PARALLEL_REQUESTS: usize = 16;
+/// Table property that forbids every deletion.
+const GC_ENABLED: &str = "gc.enabled";
+
+/// Files that this queue wrote for candidates.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrittenFiles {
+    /// No snapshot below this sequence number can name one of the files (rule N1).
+    pub first_sequence_number: i64,
+    pub snapshots: Vec<SnapshotId>,
+    pub manifest_lists: Vec<String>,
+    pub manifests: Vec<String>,
+    /// Data files that were written for these candidates alone.
+    pub data_files: Vec<Arc<str>>,
+}
+
+/// What [`delete_files`] did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Deleted {
+    pub deleted: usize,
+    /// Files that storage would not delete, with its words; they may be tried again.
+    pub failed: Vec<(String, String)>,
+}
+
+/// Which of `paths` do not exist, in the order given (rule R10).
+pub async fn missing_files(
+    table: &LoadedTable,
+    paths: impl IntoIterator<Item = Arc<str>>,
+) -> Result<Vec<Arc<str>>, TableError> {
+    let file_io = &table.file_io;
+    let missing: Vec<Option<Arc<str>>> = stream::iter(paths)
+        .map(|path| async move {
+            let exists = file_io.exists(&path).await.map_err(|e| TableError::io(&path, e))?;
+            Ok::<_, TableError>((!exists).then_some(path))
+        })
+        .buffered(PARALLEL_REQUESTS)
+        .try_collect()
+        .await?;
+    Ok(missing.into_iter().flatten().collect())
+}
+
+/// Deletes the files of dropped candidates. `table` must have been loaded after they were dropped.
+///
+/// # Errors
+/// [`TableError::StillReferenced`] when the table names one of the files; nothing is deleted then. With
+/// `gc.enabled = false` nothing is deleted either, and that is no error.
+pub async fn delete_files(
+    store: &ManifestStore,
+    table: &LoadedTable,
+    files: &WrittenFiles,
+) -> Result<Deleted, TableError> {
+    if !table.facts.property_bool(GC_ENABLED, true) {
+        return Ok(Deleted::default());
+    }
+    refuse_if_referenced(store, table, files).await?;
+    let paths: Vec<&str> = files
+        .data_files
+        .iter()
+        .map(AsRef::as_ref)
+        .chain(files.manifests.iter().map(String::as_str))
+        .chain(files.manifest_lists.iter().map(String::as_str))
+        .collect();
+    let results: Vec<Result<(), (String, String)>> = stream::iter(paths)
+        .map(|path| async move {
+            store.forget(path);
+            table.file_io.delete(path).await.map_err(|e| (path.to_owned(), e.to_string()))
+        })
+        .buffered(PARALLEL_REQUESTS)
+        .collect()
+        .await;
+    let mut outcome = Deleted::default();
+    for result in results {
+        match result {
+            Ok(()) => outcome.deleted += 1,
+            Err(failed) => outcome.failed.push(failed),
+        }
+    }
+    Ok(outcome)
+}
+
+/// Looks through every snapshot, with or without ref, that is young enough to name one of the files.
+async fn refuse_if_referenced(
+    store: &ManifestStore,
+    table: &LoadedTable,
+    files: &WrittenFiles,
+) -> Result<(), TableError> {
+    let lists: HashSet<&str> = files.manifest_lists.iter().map(String::as_str).collect();
+    let manifests: HashSet<&str> = files.manifests.iter().map(String::as_str).collect();
+    let data_files: HashSet<&str> = files.data_files.iter().map(AsRef::as_ref).collect();
+    let access = TableAccess::of(table);
+    let referenced = |path: &str, snapshot: &SnapshotFact| {
+        Err(TableError::StillReferenced { path: path.to_owned(), snapshot: snapshot.id })
+    };
+    for snapshot in table.facts.snapshots.iter() {
+        if files.snapshots.contains(&snapshot.id) || lists.contains(snapshot.manifest_list.as_str()) {
+            return referenced(&snapshot.manifest_list, snapshot);
+        }
+        if snapshot.sequence_number < files.first_sequence_number {
+            continue;
+        }
+        let list = store.list(&access, &snapshot.manifest_list).await?;
+        if let Some(manifest) = list.iter().find(|m| manifests.contains(m.manifest_path.as_str())) {
+            return referenced(&manifest.manifest_path, snapshot);
+        }
+        if data_files.is_empty() {
+            continue;
+        }
+        let young: ManifestFiles =
+            list.iter().filter(|m| m.sequence_number >= files.first_sequence_number).cloned().collect();
+        for manifest in store.manifests(&access, &young).await? {
+            if let Some(entry) = manifest.entries.iter().find(|e| data_files.contains(&*e.fact.path)) {
+                return referenced(&entry.fact.path, snapshot);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "cleanup_tests.rs"]
+mod tests;

@@ -1,0 +1,115 @@
+//! What can go wrong below the catalog: reading manifests, writing snapshots and data files.
+//!
+//! Every variant names the file or path concerned, so that a person can go and look. A refusal that
+//! follows from the request (a file to remove is not live) is told apart from a damaged table and from
+//! storage that does not answer: only the last is tried again.
+
+use mergeberg_kernel::ids::SnapshotId;
+use mergeberg_kernel::reason::ReasonCode;
+
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// A file that the table's metadata names does not exist.
+    #[error("{path} does not exist; keep clean-up jobs off open branches and write the branch again")]
+    Missing { path: String },
+    #[error("{path} cannot be read: {message}; restore the file or rewrite the snapshot that names it")]
+    Corrupt { path: String, message: String },
+    /// Nothing is wrong, but this release would lose something.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The storage failed; nobody's fault, tried again.
+    #[error("the storage failed on {path}: {message}; it is tried again")]
+    Io { path: String, message: String },
+    /// A file to remove is not live in the snapshot built upon.
+    #[error(
+        "snapshot {snapshot} cannot be written: {path}{} not live on its parent; plan the change again on \
+         the current head",
+        and_more(*.more)
+    )]
+    NotLive { snapshot: SnapshotId, path: String, more: usize },
+    /// Each path is live once (rule D6).
+    #[error(
+        "snapshot {snapshot} cannot be written: {path} is or was part of its line already; \
+         write the rows to a new file"
+    )]
+    PathTaken { snapshot: SnapshotId, path: String },
+    /// The change contradicts itself or the table.
+    #[error("snapshot {snapshot} cannot be written: {message}")]
+    InvalidChange { snapshot: SnapshotId, message: String },
+    /// Rows to be written do not fit the table.
+    #[error("the rows cannot be written: {0}; correct the query that produces them")]
+    Rows(String),
+    /// The producer of the rows failed.
+    #[error("the rows to be written could not be produced: {0}")]
+    Producer(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// Files are still part of the table and are not deleted (rule R8).
+    #[error("{path} is named by snapshot {snapshot} of the table; nothing was deleted")]
+    StillReferenced { path: String, snapshot: SnapshotId },
+    /// A fault of the queue.
+    #[error("{0}; report this, nothing was published")]
+    Internal(String),
+}
+
+impl TableError {
+    pub fn reason(&self) -> ReasonCode {
+        match self {
+            Self::Missing { .. } => ReasonCode::DataFileMissing,
+            Self::Corrupt { .. } => ReasonCode::TableUnreadable,
+            Self::Unsupported(_) => ReasonCode::FormatUnsupported,
+            Self::Io { .. } | Self::Internal(_) => ReasonCode::CatalogUnavailable,
+            Self::NotLive { .. } | Self::PathTaken { .. } | Self::InvalidChange { .. } => {
+                ReasonCode::Conflict
+            }
+            Self::Rows(_) | Self::Producer(_) => ReasonCode::ReplayFailed,
+            Self::StillReferenced { .. } => ReasonCode::CatalogRefused,
+        }
+    }
+
+    /// Does it follow from what was asked for, so that asking again gives the same answer? Storage that
+    /// does not answer is nobody's fault.
+    pub fn is_own_fault(&self) -> bool {
+        match self {
+            Self::Missing { .. }
+            | Self::Corrupt { .. }
+            | Self::Unsupported(_)
+            | Self::NotLive { .. }
+            | Self::PathTaken { .. }
+            | Self::InvalidChange { .. }
+            | Self::Rows(_)
+            | Self::Producer(_) => true,
+            Self::Io { .. } | Self::StillReferenced { .. } | Self::Internal(_) => false,
+        }
+    }
+
+    pub(super) fn corrupt(path: &str, message: impl ToString) -> Self {
+        Self::Corrupt { path: path.to_owned(), message: message.to_string() }
+    }
+
+    pub(super) fn io(path: &str, message: impl ToString) -> Self {
+        Self::Io { path: path.to_owned(), message: message.to_string() }
+    }
+
+    /// What the failure of reading `path` means: storage layers do not tell "not found" from the rest,
+    /// so the file is looked for once more.
+    pub(super) async fn of_read(file_io: &iceberg::io::FileIO, path: &str, error: iceberg::Error) -> Self {
+        match file_io.exists(path).await {
+            Ok(false) => Self::Missing { path: path.to_owned() },
+            Ok(true) | Err(_) => Self::io(path, error),
+        }
+    }
+
+    /// What the end of a blocking task without a result means. `path` is the file that was worked on: a
+    /// decoder that panics has met bytes that it does not understand.
+    pub(super) fn of_join(path: &str, error: tokio::task::JoinError) -> Self {
+        if error.is_panic() {
+            Self::corrupt(path, "the decoder or encoder failed on its content")
+        } else {
+            Self::Internal(format!("the work on {path} was cancelled"))
+        }
+    }
+}
+
+/// Subject and verb after the first of several paths.
+fn and_more(more: usize) -> String {
+    if more == 0 { " is".to_owned() } else { format!(" and {more} more are") }
+}

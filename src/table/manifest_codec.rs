@@ -1,0 +1,266 @@
+//! Manifests decoded and encoded, always off the async runtime: an entry costs about 0.1 ms.
+//!
+//! A decoded manifest keeps the crate's `DataFile` of each entry, for writing it again, beside the facts
+//! that decisions use. Sequence numbers and snapshot ids are resolved when decoding (table spec,
+//! "Sequence Number Inheritance"), so nothing above needs the manifest list again.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use iceberg::io::FileIO;
+use iceberg::spec::{
+    DataFile, Manifest, ManifestContentType, ManifestFile, ManifestStatus, ManifestWriterBuilder,
+    PartitionSpec, PartitionSpecRef, SchemaRef, Struct, StructType, TableMetadata,
+    UNASSIGNED_SEQUENCE_NUMBER,
+};
+use mergeberg_kernel::change::FileFact;
+use mergeberg_kernel::ids::{SnapshotId, SpecId};
+use mergeberg_kernel::partition::Partition;
+use tokio::runtime::Handle;
+
+use super::error::TableError;
+use super::partition_values::{PartitionInterner, fits};
+
+/// Memory of an entry beside its path and its statistics, in bytes; an estimate that errs upwards.
+const ENTRY_BYTES: usize = 900;
+/// Memory of one column statistic (a map slot), in bytes.
+const STATISTIC_BYTES: usize = 24;
+/// Memory of one column bound (a map slot with a typed value), in bytes.
+const BOUND_BYTES: usize = 96;
+/// The crate's sign for "inherited": written as null.
+const INHERIT: i64 = -1;
+
+/// One manifest entry, with everything inherited filled in.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub status: ManifestStatus,
+    /// The snapshot that added the file, or removed it when the status is DELETED.
+    pub snapshot: SnapshotId,
+    pub sequence_number: i64,
+    pub file_sequence_number: i64,
+    pub fact: FileFact,
+    pub file: Arc<DataFile>,
+}
+
+impl Entry {
+    pub fn is_live(&self) -> bool {
+        match self.status {
+            ManifestStatus::Added | ManifestStatus::Existing => true,
+            ManifestStatus::Deleted => false,
+        }
+    }
+}
+
+/// A manifest in memory. Immutable, as the file is.
+#[derive(Debug)]
+pub(super) struct DecodedManifest {
+    pub spec_id: SpecId,
+    pub content: ManifestContentType,
+    /// The schema in the file's header: its partition values and bounds are of these types.
+    pub schema: SchemaRef,
+    pub entries: Vec<Entry>,
+    /// Each partition of the manifest once.
+    pub partitions: Vec<Arc<Partition>>,
+    /// Position of each live path in `entries`.
+    live: HashMap<Arc<str>, usize>,
+    /// Estimate of the memory held, in bytes.
+    pub bytes: usize,
+}
+
+impl DecodedManifest {
+    fn new(
+        spec_id: SpecId,
+        content: ManifestContentType,
+        schema: SchemaRef,
+        mut entries: Vec<Entry>,
+    ) -> Self {
+        // Entries of one partition share one `Arc`, wherever they came from: it stands for the partition.
+        let mut partitions: HashSet<Arc<Partition>> = HashSet::new();
+        for entry in &mut entries {
+            match partitions.get(&entry.fact.partition) {
+                Some(known) => entry.fact.partition = known.clone(),
+                None => {
+                    partitions.insert(entry.fact.partition.clone());
+                }
+            }
+        }
+        let partitions = partitions.into_iter().collect();
+        let live = entries
+            .iter()
+            .enumerate()
+            .filter(|(_, entry)| entry.is_live())
+            .map(|(at, entry)| (entry.fact.path.clone(), at))
+            .collect();
+        let bytes = entries.iter().map(|entry| entry_bytes(&entry.file)).sum::<usize>() + ENTRY_BYTES;
+        Self { spec_id, content, schema, entries, partitions, live, bytes }
+    }
+
+    pub fn holds_live(&self, path: &str) -> bool {
+        self.live.contains_key(path)
+    }
+}
+
+fn entry_bytes(file: &DataFile) -> usize {
+    let statistics = file.column_sizes().len()
+        + file.value_counts().len()
+        + file.null_value_counts().len()
+        + file.nan_value_counts().len();
+    let bounds = file.lower_bounds().len() + file.upper_bounds().len();
+    ENTRY_BYTES + 2 * file.file_path().len() + statistics * STATISTIC_BYTES + bounds * BOUND_BYTES
+}
+
+/// Decodes the bytes of the manifest that `file` (an entry of a manifest list) names.
+pub(super) fn decode(
+    file: &ManifestFile,
+    bytes: &[u8],
+    spec: &PartitionSpec,
+) -> Result<DecodedManifest, TableError> {
+    let path = file.manifest_path.as_str();
+    let manifest = Manifest::parse_avro(bytes).map_err(|e| TableError::corrupt(path, e))?;
+    let (parsed, header) = manifest.into_parts();
+    // The tuples were read with the types of the manifest's own header, not of the current schema.
+    let types =
+        header.partition_spec().partition_type(header.schema()).map_err(|e| TableError::corrupt(path, e))?;
+    let mut interner = PartitionInterner::new(spec, &types);
+    let mut entries = Vec::with_capacity(parsed.len());
+    for entry in parsed {
+        let entry = Arc::unwrap_or_clone(entry);
+        let corrupt = |message: String| TableError::corrupt(path, message);
+        let partition = interner.intern(entry.data_file.partition()).map_err(corrupt)?;
+        let (sequence_number, file_sequence_number) = resolve_sequence_numbers(
+            entry.status,
+            entry.sequence_number,
+            entry.file_sequence_number,
+            file.sequence_number,
+        )
+        .ok_or_else(|| corrupt(format!("{} has no sequence number", entry.data_file.file_path())))?;
+        entries.push(Entry {
+            status: entry.status,
+            snapshot: SnapshotId(entry.snapshot_id.unwrap_or(file.added_snapshot_id)),
+            sequence_number,
+            file_sequence_number,
+            fact: file_fact(&entry.data_file, partition).map_err(corrupt)?,
+            file: Arc::new(entry.data_file),
+        });
+    }
+    let spec_id = SpecId(file.partition_spec_id);
+    Ok(DecodedManifest::new(spec_id, file.content, header.schema().clone(), entries))
+}
+
+/// ADDED entries inherit from the manifest list; files of format v1 have sequence number 0.
+fn resolve_sequence_numbers(
+    status: ManifestStatus,
+    data: Option<i64>,
+    file: Option<i64>,
+    manifest: i64,
+) -> Option<(i64, i64)> {
+    let inherits = status == ManifestStatus::Added || manifest == 0;
+    let inherited = inherits.then_some(manifest);
+    Some((data.or(inherited)?, file.or(inherited)?))
+}
+
+pub(super) fn file_fact(file: &DataFile, partition: Arc<Partition>) -> Result<FileFact, String> {
+    let number = |value: u64, what: &str| {
+        i64::try_from(value).map_err(|_| format!("{} of {} is out of range", what, file.file_path()))
+    };
+    Ok(FileFact {
+        path: Arc::from(file.file_path()),
+        partition,
+        records: number(file.record_count(), "the record count")?,
+        bytes: number(file.file_size_in_bytes(), "the size")?,
+    })
+}
+
+/// A manifest to be written: all of one partition spec, data files only.
+#[derive(Debug)]
+pub(super) struct ManifestPlan {
+    pub path: String,
+    pub snapshot: SnapshotId,
+    /// Sequence number of the snapshot; ADDED entries that carry it are written as null (inherited).
+    pub sequence_number: i64,
+    pub spec: PartitionSpecRef,
+    pub schema: SchemaRef,
+    pub entries: Vec<Entry>,
+}
+
+/// Writes a data manifest of format v2 and gives its list entry, with its numbers assigned, and the
+/// decoded form that reading it would give.
+pub(super) async fn write(
+    file_io: FileIO,
+    plan: ManifestPlan,
+) -> Result<(ManifestFile, DecodedManifest), TableError> {
+    let path = plan.path.clone();
+    let handle = Handle::current();
+    tokio::task::spawn_blocking(move || write_blocking(&handle, &file_io, plan))
+        .await
+        .map_err(|e| TableError::of_join(&path, e))?
+}
+
+fn write_blocking(
+    handle: &Handle,
+    file_io: &FileIO,
+    plan: ManifestPlan,
+) -> Result<(ManifestFile, DecodedManifest), TableError> {
+    let ManifestPlan { path, snapshot, sequence_number, spec, schema, entries } = plan;
+    let failed = |error: iceberg::Error| TableError::io(&path, error);
+    let output = file_io.new_output(&path).map_err(failed)?;
+    let spec_id = spec.spec_id();
+    let mut writer =
+        ManifestWriterBuilder::new(output, Some(snapshot.0), schema.clone(), spec.as_ref().clone())
+            .build_v2_data();
+    for entry in &entries {
+        let file = entry.file.as_ref().clone();
+        let file_sequence = Some(entry.file_sequence_number);
+        match entry.status {
+            ManifestStatus::Added if entry.sequence_number == sequence_number => {
+                writer.add_file(file, INHERIT)
+            }
+            ManifestStatus::Added => writer.add_file(file, entry.sequence_number),
+            ManifestStatus::Existing => {
+                writer.add_existing_file(file, entry.snapshot.0, entry.sequence_number, file_sequence)
+            }
+            ManifestStatus::Deleted => writer.add_delete_file(file, entry.sequence_number, file_sequence),
+        }
+        .map_err(|e| TableError::corrupt(&entry.fact.path, e))?;
+    }
+    let mut list_entry = handle.block_on(writer.write_manifest_file()).map_err(failed)?;
+    list_entry.sequence_number = sequence_number;
+    // Rule N4: the crate takes the minimum over live entries with a number; what is left without one
+    // holds new files only, or nothing live.
+    if list_entry.min_sequence_number == UNASSIGNED_SEQUENCE_NUMBER {
+        list_entry.min_sequence_number = sequence_number;
+    }
+    let decoded = DecodedManifest::new(SpecId(spec_id), ManifestContentType::Data, schema, entries);
+    Ok((list_entry, decoded))
+}
+
+/// The schema to write a manifest of `spec` under: the current one where it can be, else the newest that
+/// can. Partition values must be of the types that the header gives them, source columns may have been
+/// dropped, and a later column may have taken a partition field's name; the header must stay readable.
+pub(super) fn header_schema<'a>(
+    metadata: &TableMetadata,
+    spec: &PartitionSpec,
+    own: Option<&SchemaRef>,
+    tuples: impl Iterator<Item = &'a Struct> + Clone,
+) -> Option<SchemaRef> {
+    let mut others: Vec<&SchemaRef> = metadata.schemas_iter().collect();
+    others.sort_by_key(|schema| std::cmp::Reverse(schema.schema_id()));
+    std::iter::once(metadata.current_schema())
+        .chain(others)
+        .chain(own)
+        .find(|schema| {
+            partition_type(spec, schema).is_some_and(|types| tuples.clone().all(|t| fits(t, &types)))
+        })
+        .cloned()
+}
+
+/// Partition type of `spec` under `schema`, when a manifest with both in its header could be read again.
+pub(super) fn partition_type(spec: &PartitionSpec, schema: &SchemaRef) -> Option<StructType> {
+    let fields = spec.fields().iter().cloned().map(|field| field.into_unbound());
+    PartitionSpec::builder(schema.clone())
+        .with_spec_id(spec.spec_id())
+        .add_unbound_fields(fields)
+        .and_then(|builder| builder.build())
+        .and_then(|bound| bound.partition_type(schema))
+        .ok()
+}

@@ -1,0 +1,237 @@
+//! Manifests of one chain of candidates: new ones, rewritten ones, merged ones.
+//!
+//! A manifest that holds a removed file is written again (rules N4, D8); small ones are merged at the
+//! table's thresholds (rule L9). Every manifest written enters the store's cache in its decoded form.
+//! What the files are, and in which order snapshots follow, the snapshot writer decides.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use futures::stream::{self, StreamExt, TryStreamExt};
+use iceberg::spec::{ManifestFile, ManifestStatus};
+use mergeberg_kernel::change::FileFact;
+use mergeberg_kernel::ids::{SnapshotId, SpecId};
+use uuid::Uuid;
+
+use super::error::TableError;
+use super::manifest_codec::{self, DecodedManifest, Entry, ManifestPlan};
+use super::manifest_merge::{self, MergeSettings, MergeStep};
+use super::manifests::{ManifestFiles, ManifestStore, TableAccess, has_live_files, on_blocking_thread};
+
+/// Manifests written at the same time.
+const PARALLEL_WRITES: usize = 8;
+/// Manifests searched at the same time for files to remove.
+const PARALLEL_SEARCHES: usize = 8;
+
+/// The snapshot that manifests are written for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Author {
+    pub snapshot: SnapshotId,
+    pub sequence_number: i64,
+}
+
+pub(super) struct ManifestMaker {
+    pub store: ManifestStore,
+    pub access: TableAccess,
+    /// Folder of manifests and manifest lists.
+    pub folder: String,
+    pub merging: MergeSettings,
+    /// Makes the names of one chain unique.
+    pub run: Uuid,
+    /// Manifests written and not deleted again.
+    pub written: Vec<String>,
+    named: usize,
+}
+
+impl ManifestMaker {
+    pub fn new(store: ManifestStore, access: TableAccess, folder: String, merging: MergeSettings) -> Self {
+        let run = Uuid::new_v4();
+        Self { store, access, folder, merging, run, written: Vec::new(), named: 0 }
+    }
+
+    /// `manifests` without the files of `remove`, and those files. Each must be live.
+    pub async fn without(
+        &mut self,
+        mut manifests: ManifestFiles,
+        remove: &BTreeSet<Arc<str>>,
+        author: Author,
+    ) -> Result<(ManifestFiles, Vec<FileFact>), TableError> {
+        if remove.is_empty() {
+            return Ok((manifests, Vec::new()));
+        }
+        let holders = self.find(remove, &manifests, author.snapshot).await?;
+        let mut removed = Vec::new();
+        let mut plans = Vec::with_capacity(holders.len());
+        for (at, manifest) in &holders {
+            let (held, wanted) = (manifest.clone(), remove.clone());
+            let path = &manifests[*at].manifest_path;
+            let (entries, gone) =
+                on_blocking_thread(path, move || split(&held, &wanted, author.snapshot)).await?;
+            removed.extend(gone);
+            plans.push(self.plan(author, manifest.spec_id, entries, Some(manifest.as_ref()))?);
+        }
+        let rewritten = self.write(plans).await?;
+        for ((at, _), manifest) in holders.iter().zip(rewritten) {
+            manifests[*at] = manifest;
+        }
+        Ok((manifests, removed))
+    }
+
+    /// The manifests that hold the files to remove, with their positions. What is in the cache is asked
+    /// first: usually the classification has read exactly these. As each path is live once, the search
+    /// ends with the last of them.
+    async fn find(
+        &self,
+        remove: &BTreeSet<Arc<str>>,
+        manifests: &[Arc<ManifestFile>],
+        snapshot: SnapshotId,
+    ) -> Result<Vec<(usize, Arc<DecodedManifest>)>, TableError> {
+        let mut missing: HashSet<Arc<str>> = remove.iter().cloned().collect();
+        let mut holders: BTreeMap<usize, Arc<DecodedManifest>> = BTreeMap::new();
+        let mut look = |at: usize, manifest: Arc<DecodedManifest>, missing: &mut HashSet<Arc<str>>| {
+            let wanted = missing.len();
+            missing.retain(|path| !manifest.holds_live(path));
+            if missing.len() < wanted {
+                holders.insert(at, manifest);
+            }
+        };
+        let mut unread = Vec::new();
+        for (at, file) in manifests.iter().enumerate().filter(|(_, file)| has_live_files(file)) {
+            if missing.is_empty() {
+                break;
+            }
+            match self.store.cached_manifest(&file.manifest_path) {
+                Some(manifest) => look(at, manifest, &mut missing),
+                None => unread.push(at),
+            }
+        }
+        for positions in unread.chunks(PARALLEL_SEARCHES) {
+            if missing.is_empty() {
+                break;
+            }
+            let files: ManifestFiles = positions.iter().map(|at| manifests[*at].clone()).collect();
+            let decoded = self.store.manifests(&self.access, &files).await?;
+            for (at, manifest) in positions.iter().zip(decoded) {
+                look(*at, manifest, &mut missing);
+            }
+        }
+        if let Some(path) = missing.iter().min() {
+            return Err(TableError::NotLive { snapshot, path: path.to_string(), more: missing.len() - 1 });
+        }
+        Ok(holders.into_iter().collect())
+    }
+
+    /// Merges data manifests at the table's thresholds (rule L9).
+    pub async fn merged(
+        &mut self,
+        manifests: ManifestFiles,
+        author: Author,
+    ) -> Result<ManifestFiles, TableError> {
+        let mut merged = Vec::with_capacity(manifests.len());
+        for step in manifest_merge::plan(&manifests, &self.merging) {
+            let bin = match step {
+                MergeStep::Keep(at) => {
+                    merged.push(manifests[at].clone());
+                    continue;
+                }
+                MergeStep::Merge(bin) => bin,
+            };
+            let files: ManifestFiles = bin.iter().map(|at| manifests[*at].clone()).collect();
+            let decoded = self.store.manifests(&self.access, &files).await?;
+            let newest = decoded.first().cloned();
+            let entries = on_blocking_thread(&files[0].manifest_path, move || {
+                let entries = decoded.iter().flat_map(|manifest| &manifest.entries);
+                entries.filter_map(|e| manifest_merge::carried_over(e, author.snapshot)).collect()
+            })
+            .await?;
+            let spec_id = SpecId(files[0].partition_spec_id);
+            // Files of one spec whose partition values differ in type (a promoted column) share no header.
+            let Ok(plan) = self.plan(author, spec_id, entries, newest.as_deref()) else {
+                merged.extend(files);
+                continue;
+            };
+            merged.extend(self.write(vec![plan]).await?);
+            self.drop_superseded(&files, author.snapshot).await;
+        }
+        Ok(merged)
+    }
+
+    /// Deletes manifests that this snapshot wrote and that a merge has replaced: no list names them (rule
+    /// R8). One that cannot be deleted stays in `written`.
+    async fn drop_superseded(&mut self, files: &[Arc<ManifestFile>], snapshot: SnapshotId) {
+        for file in files.iter().filter(|file| file.added_snapshot_id == snapshot.0) {
+            if self.access.file_io.delete(&file.manifest_path).await.is_ok() {
+                self.store.forget(&file.manifest_path);
+                self.written.retain(|path| *path != file.manifest_path);
+            }
+        }
+    }
+
+    /// A manifest to write. `own` is the manifest that the entries come from, whose header fits them.
+    pub fn plan(
+        &mut self,
+        author: Author,
+        spec_id: SpecId,
+        entries: Vec<Entry>,
+        own: Option<&DecodedManifest>,
+    ) -> Result<ManifestPlan, TableError> {
+        let Author { snapshot, sequence_number } = author;
+        let invalid = |message: String| TableError::InvalidChange { snapshot, message };
+        let metadata = &self.access.metadata;
+        let spec = metadata
+            .partition_spec_by_id(spec_id.0)
+            .ok_or_else(|| invalid(format!("partition spec {spec_id} is not in the table")))?;
+        let mut by_partition = HashMap::new();
+        for entry in &entries {
+            by_partition.entry(Arc::as_ptr(&entry.fact.partition)).or_insert(entry.file.partition());
+        }
+        let tuples = by_partition.values().copied();
+        let schema = manifest_codec::header_schema(metadata, spec, own.map(|m| &m.schema), tuples)
+            .ok_or_else(|| {
+                invalid(format!("no schema of the table fits the partition values under spec {spec_id}"))
+            })?;
+        let path = format!("{}/{}-m{}.avro", self.folder, self.run, self.named);
+        self.named += 1;
+        Ok(ManifestPlan { path, snapshot, sequence_number, spec: spec.clone(), schema, entries })
+    }
+
+    /// Writes manifests in parallel; list entries in the order of `plans`.
+    pub async fn write(&mut self, plans: Vec<ManifestPlan>) -> Result<ManifestFiles, TableError> {
+        // Noted before the write: a write that fails may have left something behind.
+        self.written.extend(plans.iter().map(|plan| plan.path.clone()));
+        let file_io = &self.access.file_io;
+        let writes = plans.into_iter().map(|plan| manifest_codec::write(file_io.clone(), plan));
+        let results: Vec<(ManifestFile, DecodedManifest)> =
+            stream::iter(writes).buffered(PARALLEL_WRITES).try_collect().await?;
+        let mut manifests = Vec::with_capacity(results.len());
+        for (file, decoded) in results {
+            self.store.keep_manifest(&file.manifest_path, decoded);
+            manifests.push(Arc::new(file));
+        }
+        Ok(manifests)
+    }
+}
+
+/// The entries of a manifest without the files of `remove`: those are DELETED by `snapshot`, the others
+/// EXISTING with the numbers they have. And the facts of the files removed.
+fn split(
+    manifest: &DecodedManifest,
+    remove: &BTreeSet<Arc<str>>,
+    snapshot: SnapshotId,
+) -> (Vec<Entry>, Vec<FileFact>) {
+    let mut entries = Vec::with_capacity(manifest.entries.len());
+    let mut removed = Vec::new();
+    // Rule D8: entries that are DELETED already are left out, or their rows come back.
+    for entry in manifest.entries.iter().filter(|entry| entry.is_live()) {
+        let mut entry = entry.clone();
+        if remove.contains(&entry.fact.path) {
+            removed.push(entry.fact.clone());
+            entry.status = ManifestStatus::Deleted;
+            entry.snapshot = snapshot;
+        } else {
+            entry.status = ManifestStatus::Existing;
+        }
+        entries.push(entry);
+    }
+    (entries, removed)
+}

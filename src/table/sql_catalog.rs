@@ -1,0 +1,317 @@
+//! The SQL catalog: tables by name in a SQLite file, metadata files in a local warehouse, on the layout of
+//! Java's JdbcCatalog and PyIceberg's SqlCatalog, so that both work on the same tables.
+//!
+//! A commit writes a new metadata file under a name that nobody has, then moves the table's pointer with
+//! one conditional update: the number of rows it changed is the answer (case O27). Nothing is retried but
+//! a locked file; a lost race is told and left to the caller.
+//!
+//! Absent on purpose: other databases and object stores, views, and transactions over several tables.
+
+mod database;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use iceberg::io::FileIO;
+use mergeberg_kernel::commit::{Requirement, Update};
+use mergeberg_kernel::facts::TableFacts;
+use mergeberg_kernel::ids::TableName;
+use uuid::Uuid;
+
+use super::catalog::{Capabilities, Catalog, CatalogError, CommitOutcome};
+use super::document::DocumentError;
+use super::loaded::LoadedTable;
+use super::metadata_file::{self, Codec, MetadataFileError};
+use database::{CatalogDatabase, Swap};
+
+/// The time in milliseconds since the epoch.
+pub type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
+
+/// Tables kept in memory between commits. One of 5,000 snapshots takes some 20 MB.
+const MAX_CACHED_TABLES: usize = 64;
+
+/// Points between the steps of a commit, for tests that script races and crashes. They run on the
+/// committing task and may block it.
+pub trait CommitHook: Send + Sync {
+    /// The metadata file is written, the pointer not yet moved.
+    fn before_swap(&self) {}
+
+    /// The database has answered, the caller does not know yet.
+    fn after_swap(&self) {}
+
+    /// Lose that answer? The commit is then `Unknown`, whatever became of it.
+    fn loses_answer(&self) -> bool {
+        false
+    }
+}
+
+/// See the module.
+pub struct SqlCatalog {
+    pub(super) database: CatalogDatabase,
+    pub(super) warehouse: String,
+    pub(super) file_io: FileIO,
+    pub(super) clock: Clock,
+    cache: Mutex<Cache>,
+    hook: Option<Arc<dyn CommitHook>>,
+}
+
+impl SqlCatalog {
+    /// Opens a catalog that exists. `name` is the catalog's name in the file (PyIceberg's catalog name),
+    /// `uri` a path or `sqlite:` address, `warehouse` a folder as path or `file://` location.
+    pub async fn open(name: &str, uri: &str, warehouse: &str, clock: Clock) -> Result<Self, CatalogError> {
+        Ok(Self::on(CatalogDatabase::open(name, uri).await?, warehouse, clock))
+    }
+
+    /// Opens a catalog, creating the file and its two tables where they are missing.
+    pub async fn create(name: &str, uri: &str, warehouse: &str, clock: Clock) -> Result<Self, CatalogError> {
+        Ok(Self::on(CatalogDatabase::create(name, uri).await?, warehouse, clock))
+    }
+
+    fn on(database: CatalogDatabase, warehouse: &str, clock: Clock) -> Self {
+        Self {
+            database,
+            warehouse: warehouse.trim_end_matches('/').to_owned(),
+            file_io: FileIO::new_with_fs(),
+            clock,
+            cache: Mutex::default(),
+            hook: None,
+        }
+    }
+
+    /// For tests and the crash harness.
+    pub fn with_hook(mut self, hook: Arc<dyn CommitHook>) -> Self {
+        self.hook = Some(hook);
+        self
+    }
+
+    /// The table at `location`, from memory where it was loaded before.
+    pub(super) async fn load_at(
+        &self,
+        table: &TableName,
+        location: String,
+    ) -> Result<Arc<LoadedTable>, CatalogError> {
+        if let Some(loaded) = self.cache().get(table, &location) {
+            return Ok(loaded);
+        }
+        let (name, file_io) = (table.clone(), self.file_io.clone());
+        let loaded = off_runtime(move || {
+            let bytes = metadata_file::read(&location).map_err(|e| CatalogError::Unreadable {
+                table: name.clone(),
+                location: location.clone(),
+                message: e.to_string(),
+            })?;
+            LoadedTable::parse(&name, &location, &bytes, file_io)
+        })
+        .await??;
+        let loaded = Arc::new(loaded);
+        self.cache().put(table.clone(), loaded.clone());
+        Ok(loaded)
+    }
+
+    /// The pointer is not at the base: which requirement broke, if any.
+    async fn explain_moved(
+        &self,
+        table: &TableName,
+        location: String,
+        needs: &[Requirement],
+    ) -> CommitOutcome {
+        match self.load_at(table, location).await {
+            Ok(current) => match first_failed(&current.facts, needs) {
+                Some(failed) => CommitOutcome::of_failed(failed),
+                None => CommitOutcome::PointerMoved,
+            },
+            Err(error) => CommitOutcome::Refused(error),
+        }
+    }
+
+    pub(super) async fn discard(&self, location: String) {
+        let at = location.clone();
+        let result = off_runtime(move || metadata_file::discard(&at)).await;
+        if !matches!(result, Ok(Ok(()))) {
+            tracing::warn!(location, "an unused metadata file could not be removed; nothing refers to it");
+        }
+    }
+
+    fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
+        // The cache is a map of immutable values: a panic elsewhere cannot have left it half-changed.
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl Catalog for SqlCatalog {
+    fn name(&self) -> &str {
+        self.database.catalog()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            table_refs: true,
+            ref_requirements: true,
+            snapshot_removal: true,
+            multi_table_commits: false,
+            idempotency_keys: false,
+        }
+    }
+
+    async fn list_tables(&self) -> Result<Vec<TableName>, CatalogError> {
+        self.database.tables().await
+    }
+
+    async fn load(&self, table: &TableName) -> Result<Arc<LoadedTable>, CatalogError> {
+        match self.database.pointer(table).await? {
+            Some(location) => self.load_at(table, location).await,
+            None => Err(CatalogError::NotFound(table.clone())),
+        }
+    }
+
+    async fn commit(
+        &self,
+        base: &LoadedTable,
+        requirements: &[Requirement],
+        updates: Vec<Update>,
+    ) -> CommitOutcome {
+        let table = &base.facts.name;
+        match self.database.pointer(table).await {
+            Ok(Some(location)) if location == base.metadata_location => {}
+            Ok(Some(location)) => return self.explain_moved(table, location, requirements).await,
+            Ok(None) => return CommitOutcome::Refused(CatalogError::NotFound(table.clone())),
+            Err(error) => return CommitOutcome::Refused(error),
+        }
+        if let Some(failed) = first_failed(&base.facts, requirements) {
+            return CommitOutcome::of_failed(failed);
+        }
+
+        let (owned, now_ms, unique) = (base.clone(), (self.clock)(), Uuid::new_v4());
+        let prepared = off_runtime(move || prepare(&owned, &updates, now_ms, unique)).await;
+        let landed = match prepared {
+            Ok(Ok(landed)) => landed,
+            Ok(Err(outcome)) => return outcome,
+            Err(error) => return CommitOutcome::Refused(error),
+        };
+
+        if let Some(hook) = &self.hook {
+            hook.before_swap();
+        }
+        let swap = self.database.swap(table, &base.metadata_location, &landed.metadata_location).await;
+        if let Some(hook) = &self.hook {
+            hook.after_swap();
+            if hook.loses_answer() {
+                return CommitOutcome::Unknown("the answer was lost on purpose".to_owned());
+            }
+        }
+        match swap {
+            Swap::Done => {
+                let landed = Arc::new(landed);
+                self.cache().put(table.clone(), landed.clone());
+                CommitOutcome::Landed(landed)
+            }
+            Swap::Stale => {
+                self.discard(landed.metadata_location).await;
+                CommitOutcome::PointerMoved
+            }
+            Swap::NotApplied(error) => {
+                self.discard(landed.metadata_location).await;
+                CommitOutcome::Refused(error)
+            }
+            // The catalog may point to the new file: it stays.
+            Swap::Unknown(message) => CommitOutcome::Unknown(message),
+        }
+    }
+}
+
+/// Applies the updates, checks the result and writes its metadata file.
+fn prepare(
+    base: &LoadedTable,
+    updates: &[Update],
+    now_ms: i64,
+    unique: Uuid,
+) -> Result<LoadedTable, CommitOutcome> {
+    let applied = match base.document.apply(&base.facts, &base.metadata_location, updates, now_ms) {
+        Ok(applied) => applied,
+        // Another branch took the number since the candidates were made. The requirements hold, but the
+        // candidates have to be made again, as when the table's structure changed.
+        Err(error @ DocumentError::StaleSequenceNumber { .. }) => {
+            return Err(CommitOutcome::TableChanged(error.to_string()));
+        }
+        Err(error) => return Err(CommitOutcome::Refused(CatalogError::Refused(error.to_string()))),
+    };
+    let file_failed = |error: MetadataFileError| CommitOutcome::Refused(file_error(&base.facts.name, error));
+    let location =
+        metadata_file::next_location(&base.metadata_location, &applied.facts, unique).map_err(file_failed)?;
+    let codec = Codec::of(&applied.facts.properties).map_err(file_failed)?;
+    let json = applied.document.to_bytes();
+    let landed = LoadedTable::after_commit(applied, location, &json, base.file_io.clone())
+        .map_err(CommitOutcome::Refused)?;
+    let bytes = codec.encode(json).map_err(file_failed)?;
+    metadata_file::create(&landed.metadata_location, &bytes).map_err(file_failed)?;
+    Ok(landed)
+}
+
+/// Why a metadata file could not be written.
+pub(super) fn file_error(table: &TableName, error: MetadataFileError) -> CatalogError {
+    match error {
+        MetadataFileError::ReadOnly(_) => CatalogError::ReadOnly(format!("metadata of {table}: {error}")),
+        MetadataFileError::NotLocal(_) | MetadataFileError::UnknownCodec(_) | MetadataFileError::TooLarge => {
+            CatalogError::Unsupported { table: table.clone(), message: error.to_string() }
+        }
+        MetadataFileError::Missing | MetadataFileError::Io(_) => {
+            CatalogError::Unavailable(format!("the metadata of {table} could not be written: {error}"))
+        }
+    }
+}
+
+/// The first requirement that does not hold, in the order of the caller.
+fn first_failed<'a>(facts: &TableFacts, requirements: &'a [Requirement]) -> Option<&'a Requirement> {
+    requirements.iter().find(|requirement| match requirement {
+        Requirement::TableUuid(uuid) => facts.uuid != *uuid,
+        // `None`: the ref must not exist, an empty `main` included (case O28).
+        Requirement::RefAt { name, at, role: _ } => facts.head(name) != *at,
+        Requirement::CurrentSchema(id) => facts.current_schema_id != *id,
+        Requirement::DefaultSpec(id) => facts.default_spec_id != *id,
+        Requirement::DefaultSortOrder(id) => facts.default_sort_order_id != *id,
+    })
+}
+
+/// Runs CPU and disk work beside the async runtime.
+pub(super) async fn off_runtime<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, CatalogError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|e| CatalogError::Unavailable(format!("the catalog's own work was cut short: {e}")))
+}
+
+/// Tables by name as last seen, least recently used first out.
+#[derive(Default)]
+struct Cache {
+    tables: HashMap<TableName, (Arc<LoadedTable>, u64)>,
+    uses: u64,
+}
+
+impl Cache {
+    fn get(&mut self, table: &TableName, location: &str) -> Option<Arc<LoadedTable>> {
+        self.uses += 1;
+        let (loaded, last_use) = self.tables.get_mut(table)?;
+        if loaded.metadata_location != location {
+            return None;
+        }
+        *last_use = self.uses;
+        Some(loaded.clone())
+    }
+
+    fn put(&mut self, table: TableName, loaded: Arc<LoadedTable>) {
+        self.uses += 1;
+        self.tables.insert(table, (loaded, self.uses));
+        if self.tables.len() > MAX_CACHED_TABLES {
+            let oldest =
+                self.tables.iter().min_by_key(|(_, (_, last_use))| *last_use).map(|(name, _)| name.clone());
+            if let Some(oldest) = oldest {
+                self.tables.remove(&oldest);
+            }
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! What a check reads: files of the candidate and of what it is compared with, told apart by origin.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use datafusion::arrow::datatypes::{DataType, SchemaRef};
+use mergeberg_kernel::ids::{RequestId, SnapshotId, TableName};
+use mergeberg_kernel::lineage::SnapshotFact;
+use mergeberg_kernel::partition::Partition;
+use mergeberg_kernel::policy::Scope;
+
+use super::CheckError;
+use super::provider::FilesTable;
+use super::session::Engine;
+use super::train::{CarView, TrainView, partitions_text};
+use crate::table::loaded::LoadedTable;
+use crate::table::manifests::{FileScope, LiveFile, ManifestStore};
+use crate::table::scan::{RowReader, ScanCounters, ScanFile};
+
+/// Origin of files that the candidate and what it is compared with both hold.
+pub const KEPT: i32 = 0;
+/// Origin, when one car is looked at: files that the car added.
+pub const ADDED: i32 = 1;
+/// Origin, when one car is looked at: files that the car removed. They are not part of the candidate.
+pub const REMOVED: i32 = 2;
+
+/// How the candidate is looked at.
+#[derive(Clone, Copy)]
+pub enum Relation<'a> {
+    /// Every car only adds: the last candidate against the base, for the cars at these positions.
+    Appends { cars: &'a [usize] },
+    /// One car's head against the car's parent.
+    Change { car: &'a CarView },
+}
+
+impl Relation<'_> {
+    /// Partitions touched by the cars that the check is run for.
+    pub fn touched(&self, all: &[CarView]) -> BTreeSet<Arc<Partition>> {
+        match self {
+            Self::Appends { cars } => cars
+                .iter()
+                .filter_map(|at| all.get(*at))
+                .flat_map(|car| car.touched.iter().cloned())
+                .collect(),
+            Self::Change { car } => car.touched.iter().cloned().collect(),
+        }
+    }
+}
+
+/// Whose rows the origins above zero are.
+#[derive(Clone, Debug)]
+pub enum Origins {
+    /// Origin i is car i - 1 of the train.
+    Cars { requests: Vec<RequestId>, selected: Vec<bool> },
+    /// [`ADDED`] and [`REMOVED`] of one request.
+    Change { request: RequestId },
+}
+
+/// Owned, so that it can go to the engine's threads.
+pub struct Subject {
+    pub reader: Arc<RowReader>,
+    pub origins: Origins,
+    pub files: Vec<ScanFile>,
+    /// `2 partitions`, `table`.
+    pub scope: String,
+    pub counters: Arc<ScanCounters>,
+}
+
+impl Subject {
+    /// Reads manifests only.
+    pub async fn gather(
+        view: TrainView<'_>,
+        candidate: SnapshotId,
+        relation: Relation<'_>,
+        scope: Scope,
+        counters: &Arc<ScanCounters>,
+    ) -> Result<Self, CheckError> {
+        let touched: Vec<Arc<Partition>> = relation.touched(view.cars).into_iter().collect();
+        let (scope, text) = match scope {
+            Scope::Table => (FileScope::Table, "table".to_owned()),
+            Scope::TouchedPartitions => {
+                let text = partitions_text(touched.len());
+                (FileScope::Partitions(touched), text)
+            }
+        };
+        let live = live_data(view.store, view.table, view.snapshot(candidate)?, &scope).await?;
+        let (origins, files) = match relation {
+            Relation::Appends { cars } => appends(view.cars, cars, live),
+            Relation::Change { car } => {
+                let before = match car.parent {
+                    None => Vec::new(),
+                    Some(parent) => live_data(view.store, view.table, view.snapshot(parent)?, &scope).await?,
+                };
+                (Origins::Change { request: car.request }, change(live, before))
+            }
+        };
+        let reader = Arc::new(RowReader::new(view.table, view.facts().current_schema_id)?);
+        Ok(Self { reader, origins, files, scope: text, counters: Arc::clone(counters) })
+    }
+
+    /// Leaves out the files of some origins.
+    pub fn keep(&mut self, wanted: impl Fn(i32) -> bool) {
+        self.files.retain(|file| wanted(file.origin));
+    }
+
+    /// The files as a relation with an origin column.
+    pub fn table(&self, engine: &Engine) -> FilesTable {
+        self.table_of(engine, |_| true)
+    }
+
+    /// The same with the files of some origins only.
+    pub fn table_of(&self, engine: &Engine, wanted: impl Fn(i32) -> bool) -> FilesTable {
+        let files = self.files.iter().filter(|file| wanted(file.origin)).cloned().collect();
+        FilesTable::new(Arc::clone(&self.reader), files, engine.parallelism(), Arc::clone(&self.counters))
+            .with_origin()
+    }
+
+    /// Rows of files, by origin, as the manifests count them.
+    pub fn records(&self, wanted: impl Fn(i32) -> bool) -> u64 {
+        let records: i64 =
+            self.files.iter().filter(|file| wanted(file.origin)).map(|file| file.file.fact.records).sum();
+        u64::try_from(records).unwrap_or_default()
+    }
+
+    pub fn schema(&self) -> &SchemaRef {
+        self.reader.arrow_schema()
+    }
+
+    /// Type of a column that a check names; `could-not-run` if the schema does not have it (case O18).
+    pub fn column_type(&self, column: &str) -> Result<&DataType, CheckError> {
+        match self.schema().field_with_name(column) {
+            Ok(field) => Ok(field.data_type()),
+            Err(_) => {
+                Err(CheckError::MissingColumn { column: column.to_owned(), schema: self.reader.schema_id() })
+            }
+        }
+    }
+
+    pub fn require_columns(&self, columns: &[String]) -> Result<(), CheckError> {
+        for column in columns {
+            self.column_type(column)?;
+        }
+        Ok(())
+    }
+}
+
+/// Every live file belongs to the car whose candidate added it, or to the base.
+fn appends(all: &[CarView], cars: &[usize], live: Vec<LiveFile>) -> (Origins, Vec<ScanFile>) {
+    let mut origin_of: HashMap<SnapshotId, i32> = HashMap::new();
+    for (car, origin) in all.iter().zip(1..) {
+        for candidate in &car.candidates {
+            origin_of.insert(*candidate, origin);
+        }
+    }
+    let files = live
+        .into_iter()
+        .map(|file| ScanFile { origin: origin_of.get(&file.added_by).copied().unwrap_or(KEPT), file })
+        .collect();
+    let origins = Origins::Cars {
+        requests: all.iter().map(|car| car.request).collect(),
+        selected: (0..all.len()).map(|at| cars.contains(&at)).collect(),
+    };
+    (origins, files)
+}
+
+/// Files of both sides by path: each path is live once (rule D6).
+fn change(after: Vec<LiveFile>, before: Vec<LiveFile>) -> Vec<ScanFile> {
+    let paths_before: HashSet<Arc<str>> = before.iter().map(|f| Arc::clone(&f.fact.path)).collect();
+    let paths_after: HashSet<Arc<str>> = after.iter().map(|f| Arc::clone(&f.fact.path)).collect();
+    let mut files = Vec::with_capacity(after.len());
+    for file in after {
+        let origin = if paths_before.contains(&file.fact.path) { KEPT } else { ADDED };
+        files.push(ScanFile { file, origin });
+    }
+    for file in before {
+        if !paths_after.contains(&file.fact.path) {
+            files.push(ScanFile { file, origin: REMOVED });
+        }
+    }
+    files
+}
+
+/// Live data files of a snapshot in a scope; delete files in it make a check impossible.
+pub async fn live_data(
+    store: &ManifestStore,
+    table: &LoadedTable,
+    snapshot: &SnapshotFact,
+    scope: &FileScope,
+) -> Result<Vec<LiveFile>, CheckError> {
+    let live = store.live_files(table, snapshot, scope).await?;
+    if !live.deletes.is_empty() {
+        return Err(CheckError::DeleteFiles {
+            table: table.facts.name.clone(),
+            snapshot: snapshot.id,
+            count: live.deletes.len(),
+        });
+    }
+    Ok(live.data)
+}
+
+/// Another table at the head that the check is pinned to.
+pub struct PinnedTable {
+    pub name: TableName,
+    pub snapshot: SnapshotId,
+    pub reader: Arc<RowReader>,
+    pub files: Vec<ScanFile>,
+    pub counters: Arc<ScanCounters>,
+}
+
+impl PinnedTable {
+    /// The table's columns, without origin.
+    pub fn table(&self, engine: &Engine) -> FilesTable {
+        FilesTable::new(
+            Arc::clone(&self.reader),
+            self.files.clone(),
+            engine.parallelism(),
+            Arc::clone(&self.counters),
+        )
+    }
+
+    /// How evidence names the pin (rule E7).
+    pub fn measured(&self) -> (String, String) {
+        (self.name.to_string(), format!("snapshot {}", self.snapshot))
+    }
+}
+
+impl TrainView<'_> {
+    pub fn snapshot(&self, id: SnapshotId) -> Result<&SnapshotFact, CheckError> {
+        self.table.facts.snapshots.get(id).ok_or(CheckError::UnknownSnapshot(id))
+    }
+
+    pub async fn pin(
+        &self,
+        name: &TableName,
+        counters: &Arc<ScanCounters>,
+    ) -> Result<PinnedTable, CheckError> {
+        let (table, snapshot) = self.tables.resolve(name).await?;
+        let live = live_data(self.store, &table, &snapshot, &FileScope::Table).await?;
+        Ok(PinnedTable {
+            name: name.clone(),
+            snapshot: snapshot.id,
+            reader: Arc::new(RowReader::new(&table, table.facts.current_schema_id)?),
+            files: live.into_iter().map(|file| ScanFile { file, origin: KEPT }).collect(),
+            counters: Arc::clone(counters),
+        })
+    }
+}

@@ -1,0 +1,109 @@
+//! What a worker works with. Time, ids and randomness come in here and nowhere else.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use mergeberg_kernel::change::RewriteProof;
+use mergeberg_kernel::ids::{QueueId, RefName, SnapshotId, TableName, TableUuid, TrainId};
+
+use crate::config::PolicyFolder;
+use crate::ledger::Ledger;
+use crate::table::catalog::Catalog;
+use crate::table::manifests::ManifestStore;
+use crate::validate::{Engine, RewriteProver, Validator};
+
+/// Milliseconds since 1970.
+pub type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
+/// Random 64 bits.
+pub type Random = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// Memory for decoded manifests, in bytes.
+pub const MANIFEST_CACHE_BYTES: usize = 128 * 1024 * 1024;
+/// Rewrite proofs remembered between ticks, in snapshots.
+const MAX_PROOFS: usize = 10_000;
+
+/// One queue's shell.
+pub struct Worker {
+    pub catalog: Arc<dyn Catalog>,
+    pub ledger: Ledger,
+    pub store: ManifestStore,
+    pub engine: Arc<Engine>,
+    pub validator: Validator,
+    pub prover: RewriteProver,
+    pub policies: PolicyFolder,
+    pub clock: Clock,
+    pub random: Random,
+    /// Who this process is, for the leader row.
+    pub holder: String,
+    pub(super) proofs: Mutex<HashMap<SnapshotId, RewriteProof>>,
+}
+
+/// The requests of one target of one table, in one lane.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Lane {
+    pub table: TableName,
+    pub uuid: TableUuid,
+    pub target: RefName,
+}
+
+impl Worker {
+    pub fn new(
+        catalog: Arc<dyn Catalog>,
+        ledger: Ledger,
+        engine: Arc<Engine>,
+        policies: PolicyFolder,
+        clock: Clock,
+        random: Random,
+        holder: String,
+    ) -> Self {
+        Self {
+            catalog,
+            ledger,
+            store: ManifestStore::new(MANIFEST_CACHE_BYTES),
+            validator: Validator::new(Arc::clone(&engine)),
+            prover: RewriteProver::new(Arc::clone(&engine)),
+            engine,
+            policies,
+            clock,
+            random,
+            holder,
+            proofs: Mutex::default(),
+        }
+    }
+
+    pub fn now_ms(&self) -> i64 {
+        (self.clock)()
+    }
+
+    /// A train id that is never used twice: time in milliseconds and 64 random bits.
+    pub fn new_train_id(&self) -> TrainId {
+        TrainId(format!("{:011x}-{:016x}", self.now_ms(), (self.random)()))
+    }
+
+    pub(super) fn proof(&self, snapshot: SnapshotId) -> Option<RewriteProof> {
+        lock(&self.proofs).get(&snapshot).copied()
+    }
+
+    pub(super) fn remember_proof(&self, snapshot: SnapshotId, proof: RewriteProof) {
+        let mut proofs = lock(&self.proofs);
+        if proofs.len() >= MAX_PROOFS {
+            proofs.clear();
+        }
+        proofs.insert(snapshot, proof);
+    }
+}
+
+/// A poisoned lock only says that another thread panicked; the map behind it is a cache.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Prefix of every temporary branch of a queue (rule R7).
+pub fn temporary_prefix(queue: &QueueId) -> String {
+    format!("mergeberg/tmp/{queue}/")
+}
+
+/// The temporary branch of a train: its fence.
+pub fn temporary_ref(queue: &QueueId, train: &TrainId) -> RefName {
+    RefName(format!("{}{train}", temporary_prefix(queue)))
+}

@@ -1,0 +1,286 @@
+//! Everything that the kernel needs to plan one train, read from catalog, manifests and ledger.
+//! Nothing is decided here and nothing is written.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use mergeberg_kernel::admission::{RequestFacts, SourceNow, StructureStanding};
+use mergeberg_kernel::change::{ChangeSet, RewriteProof};
+use mergeberg_kernel::classify::{Origin, TargetChange, TargetSide};
+use mergeberg_kernel::ids::{Digest, RefName, SnapshotId};
+use mergeberg_kernel::lineage::{BaseFinding, Line, SnapshotFact};
+use mergeberg_kernel::partition::Partition;
+use mergeberg_kernel::policy::{ClassPolicy, TablePolicy};
+use mergeberg_kernel::reason::ReasonCode;
+use mergeberg_kernel::record::{Operation, RecordFinding};
+use mergeberg_kernel::unit::{SourceChange, UnitRefusal, units};
+
+use super::context::{Lane, Worker};
+use super::error::WorkerError;
+use super::structure::Structures;
+use crate::ledger::RequestRow;
+use crate::replay::filter::read_filter;
+use crate::replay::reads_table;
+use crate::table::loaded::LoadedTable;
+use crate::table::manifests::FileScope;
+
+/// Waiting requests looked at in one tick, as a multiple of the largest batch.
+const WINDOW_BATCHES: usize = 2;
+
+/// A source head is restaged rather than fast-forwarded once it is older than this part of what keeps it
+/// alive (rules R2, R9).
+const FRESH_PART: i64 = 2;
+
+/// `history.expire.max-snapshot-age-ms` when the table does not say (Java: `TableProperties`), in ms.
+const DEFAULT_MAX_SNAPSHOT_AGE_MS: i64 = 5 * 24 * 3600 * 1000;
+
+/// One lane at one moment.
+pub(super) struct Gathered {
+    pub lane: Lane,
+    pub table: Arc<LoadedTable>,
+    pub head: Option<SnapshotId>,
+    pub policy: Arc<TablePolicy>,
+    pub policy_digest: Digest,
+    pub rows: Vec<RequestRow>,
+    pub requests: Vec<RequestFacts>,
+    pub published: HashMap<SnapshotId, SnapshotId>,
+    pub protected: BTreeSet<RefName>,
+    /// Every head that was looked at may be published as it is.
+    pub all_fresh: bool,
+}
+
+impl Worker {
+    pub(super) async fn gather(
+        &self,
+        lane: &Lane,
+        table: Arc<LoadedTable>,
+        policy: Arc<TablePolicy>,
+        rows: Vec<RequestRow>,
+        structures: &Structures,
+    ) -> Result<Gathered, WorkerError> {
+        let facts = &table.facts;
+        let head = facts.head(&lane.target);
+        let line = facts.snapshots.line(head);
+        let published = match head {
+            Some(head) => facts.snapshots.published_by(head),
+            None => HashMap::new(),
+        };
+        let log: Vec<(SnapshotId, i64)> =
+            facts.snapshot_log.iter().map(|entry| (entry.snapshot_id, entry.timestamp_ms)).collect();
+        let mut receipts: HashMap<SnapshotId, Vec<SnapshotId>> = HashMap::new();
+        for (pinned, landed) in self.ledger.published_before(&lane.uuid, &lane.target).await? {
+            receipts.entry(pinned).or_default().push(landed);
+        }
+        let mut sides: HashMap<Option<SnapshotId>, Arc<TargetSide>> = HashMap::new();
+        let largest = policy.classes.iter().map(|c| c.batch_size).max().unwrap_or(1);
+        let window = largest.max(mergeberg_kernel::policy::DEFAULT_BATCH_SIZE) * WINDOW_BATCHES;
+        let rows: Vec<RequestRow> = rows.into_iter().take(window).collect();
+        let mut requests = Vec::with_capacity(rows.len());
+        let mut all_fresh = true;
+        for row in &rows {
+            let class = class_of(&policy, row);
+            let base = facts.snapshots.base(row.pinned, &line, &log);
+            let base_id = match &base {
+                BaseFinding::Common(id) => Some(Some(*id)),
+                BaseFinding::Empty => Some(None),
+                BaseFinding::Expired { .. } | BaseFinding::Unrelated => None,
+            };
+            let pinned_on_target = line.contains(row.pinned);
+            let target_side = match base_id {
+                Some(base) if !pinned_on_target => match sides.get(&base) {
+                    Some(side) => Arc::clone(side),
+                    None => {
+                        let side = Arc::new(self.target_side(&table, &line, base, &policy).await?);
+                        sides.insert(base, Arc::clone(&side));
+                        side
+                    }
+                },
+                _ => Arc::new(TargetSide::default()),
+            };
+            let mut request = RequestFacts {
+                request: row.id,
+                source: row.source.clone(),
+                pinned: row.pinned,
+                enqueued_at_ms: row.enqueued_at_ms,
+                class: Arc::clone(&class),
+                source_now: source_now(&table, row),
+                base,
+                pinned_on_target,
+                rolled_back: receipts
+                    .get(&row.pinned)
+                    .is_some_and(|landed| !landed.iter().any(|id| line.contains(*id))),
+                structure: StructureStanding::Accepted,
+                units: Ok(Vec::new()),
+                broken: None,
+                target_side,
+            };
+            if let Some(base) = base_id
+                && !pinned_on_target
+            {
+                self.gather_source(&table, row, base, &line, structures, &policy, &mut request).await?;
+                all_fresh &= is_fresh(&table, lane, row, self.now_ms());
+            }
+            requests.push(request);
+        }
+        let mut protected: BTreeSet<RefName> = policy.protected.iter().cloned().collect();
+        protected.insert(RefName::main());
+        protected.insert(lane.target.clone());
+        let policy_digest = policy.digest();
+        Ok(Gathered {
+            lane: lane.clone(),
+            head,
+            policy,
+            policy_digest,
+            rows,
+            requests,
+            published,
+            protected,
+            all_fresh,
+            table,
+        })
+    }
+
+    /// Changes of the target after `base`, oldest first. Reads only manifests written since.
+    async fn target_side(
+        &self,
+        table: &LoadedTable,
+        line: &Line,
+        base: Option<SnapshotId>,
+        policy: &TablePolicy,
+    ) -> Result<TargetSide, WorkerError> {
+        let mut side = TargetSide::default();
+        for id in line.after(base).unwrap_or_default() {
+            let Some(snapshot) = table.facts.snapshots.get(id) else { continue };
+            let change = self.store.changes(table, snapshot).await?;
+            let proof = self.rewrite_proof(table, snapshot, &change, policy).await?;
+            side.push(TargetChange { change, proof, origin: Origin::Target(id) });
+        }
+        Ok(side)
+    }
+
+    /// Reads the source's own changes. Whatever cannot be read is the request's own trouble.
+    #[allow(clippy::too_many_arguments)]
+    async fn gather_source(
+        &self,
+        table: &LoadedTable,
+        row: &RequestRow,
+        base: Option<SnapshotId>,
+        line: &Line,
+        structures: &Structures,
+        policy: &TablePolicy,
+        request: &mut RequestFacts,
+    ) -> Result<(), WorkerError> {
+        let ids = table.facts.snapshots.after(base, row.pinned).unwrap_or_default();
+        let mut changes: Vec<SourceChange> = Vec::new();
+        for id in ids {
+            let Some(snapshot) = table.facts.snapshots.get(id) else { continue };
+            let read = self.source_change(table, snapshot, policy).await;
+            match read {
+                Ok(change) => changes.push(change),
+                Err(WorkerError::Table(error)) if error.is_own_fault() => {
+                    request.broken = Some((error.reason(), error.to_string()));
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let sets: Vec<&ChangeSet> = changes.iter().map(|c| c.change.as_ref()).collect();
+        request.structure = structures.standing(table, &sets, line);
+        request.units = match unreadable_record(&changes, table) {
+            Some(refusal) => Err(refusal),
+            None => units(&changes, &request.class),
+        };
+        Ok(())
+    }
+
+    async fn source_change(
+        &self,
+        table: &LoadedTable,
+        snapshot: &SnapshotFact,
+        policy: &TablePolicy,
+    ) -> Result<SourceChange, WorkerError> {
+        let change = self.store.changes(table, snapshot).await?;
+        let proof = if snapshot.label == "replace" {
+            self.rewrite_proof(table, snapshot, &change, policy).await?
+        } else {
+            RewriteProof::None
+        };
+        let parent_files = match (&change.record, change.removed.is_empty(), snapshot.parent) {
+            (RecordFinding::Absent, false, Some(parent)) => match table.facts.snapshots.get(parent) {
+                Some(parent) => {
+                    let removed: BTreeSet<Arc<Partition>> =
+                        change.removed.iter().map(|f| Arc::clone(&f.partition)).collect();
+                    let scope = FileScope::Partitions(removed.into_iter().collect());
+                    let live = self.store.live_files(table, parent, &scope).await?;
+                    Some(Arc::new(live.data.iter().map(|f| Arc::clone(&f.fact.path)).collect()))
+                }
+                None => None,
+            },
+            _ => None,
+        };
+        let (filter, reads_target) = match change.record.found().map(|r| &r.operation) {
+            Some(Operation::OverwriteWhere { filter, query, .. }) => {
+                let schema = table.facts.schemas.get(&table.facts.current_schema_id);
+                let filter = schema.and_then(|schema| read_filter(filter, schema).ok());
+                (filter, reads_table(query, crate::replay::TARGET_ALIAS))
+            }
+            _ => (None, false),
+        };
+        Ok(SourceChange { change, proof, parent_files, filter, reads_target })
+    }
+}
+
+/// The class that the request was enqueued under; the shipped default when the policy lost it.
+fn class_of(policy: &TablePolicy, row: &RequestRow) -> Arc<ClassPolicy> {
+    match policy.class_named(&row.class) {
+        Some(class) => Arc::new(class.clone()),
+        None => Arc::new(ClassPolicy::shipped_default()),
+    }
+}
+
+fn source_now(table: &LoadedTable, row: &RequestRow) -> SourceNow {
+    match table.facts.refs.get(&row.source) {
+        Some(reference) if reference.snapshot_id == row.pinned => SourceNow::AtPin,
+        Some(reference) => {
+            if table.facts.snapshots.is_ancestor(row.pinned, reference.snapshot_id) {
+                SourceNow::MovedTo(reference.snapshot_id)
+            } else {
+                SourceNow::ResetTo(reference.snapshot_id)
+            }
+        }
+        None => SourceNow::Gone,
+    }
+}
+
+/// Rules R2, R9: a head that ages out soon is published under a new id.
+fn is_fresh(table: &LoadedTable, lane: &Lane, row: &RequestRow, now_ms: i64) -> bool {
+    let facts = &table.facts;
+    let Some(snapshot) = facts.snapshots.get(row.pinned) else { return false };
+    let age = now_ms.saturating_sub(snapshot.timestamp_ms);
+    let source_life = facts.refs.get(&row.source).and_then(|r| r.max_ref_age_ms);
+    let target_life = facts.refs.get(&lane.target).and_then(|r| match r.kind {
+        mergeberg_kernel::facts::RefKind::Branch { max_snapshot_age_ms, .. } => max_snapshot_age_ms,
+        mergeberg_kernel::facts::RefKind::Tag => None,
+    });
+    let table_life = facts.property_i64("history.expire.max-snapshot-age-ms", DEFAULT_MAX_SNAPSHOT_AGE_MS);
+    let life = source_life.unwrap_or(i64::MAX).min(target_life.unwrap_or(table_life));
+    age < life / FRESH_PART
+}
+
+/// A recorded filter that does not parse is refused before anything is staged.
+fn unreadable_record(changes: &[SourceChange], table: &LoadedTable) -> Option<UnitRefusal> {
+    let schema = table.facts.schemas.get(&table.facts.current_schema_id)?;
+    for source in changes {
+        if let Some(record) = source.change.record.found()
+            && let Operation::OverwriteWhere { filter, .. } = &record.operation
+            && let Err(text) = read_filter(filter, schema)
+        {
+            return Some(UnitRefusal {
+                code: ReasonCode::RecordInvalid,
+                snapshot: source.change.snapshot,
+                text: format!("snapshot {}: {text}", source.change.snapshot),
+            });
+        }
+    }
+    None
+}

@@ -1,0 +1,671 @@
+//! The order of writes of one train, and why it is this order.
+//!
+//! 1. `Admit` in the ledger, so that everyone sees who is being worked on.
+//! 2. Candidate files. Nobody can reach them; a crash leaves files only.
+//! 3. The train's row in the ledger, before the catalog hears of it: a successor finds the temporary branch
+//!    by that row and removes it.
+//! 4. The staging commit: all candidates under one temporary branch, on conditions (rule L1).
+//! 5. Evidence, under the candidates' own ids.
+//! 6. The intent, under `epoch = mine`, only when staging is known to have applied (rule L2) and passing
+//!    evidence stands under exactly those ids (promise 2). One open intent a target.
+//! 7. The landing commit. Its fence is the temporary branch: whoever removes that forbids the landing.
+//! 8. The head is read again; an answer is never trusted (case O01).
+//! 9. The receipt, in one transaction with the states of the requests.
+//!
+//! A crash between any two of them is settled by `settle.rs` from what the catalog shows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mergeberg_kernel::admission::{Car, TargetPlan, Verdict, plan_train};
+use mergeberg_kernel::classify::Witness;
+use mergeberg_kernel::commit::{RefRole, Requirement, Update};
+use mergeberg_kernel::facts::{RefFact, RefKind};
+use mergeberg_kernel::ids::{Epoch, IntentId, RefName, RequestId, SnapshotId, TrainId};
+use mergeberg_kernel::policy::OnSourceMoved;
+use mergeberg_kernel::reason::ReasonCode;
+use mergeberg_kernel::state::{RequestEvent, RequestState};
+use mergeberg_kernel::verdict::{Eviction, TrainDecision, TrainEvidence, decide};
+use serde_json::{Value, json};
+
+use super::context::{Worker, temporary_ref};
+use super::error::WorkerError;
+use super::gather::Gathered;
+use super::stage::{Candidates, CarFailure, StagedCar, Staging};
+use super::step::{Step, reached};
+use crate::ledger::{Change, Intent, IntentCar, TrainRow, TrainStatus};
+use crate::table::catalog::CommitOutcome;
+use crate::table::loaded::LoadedTable;
+
+/// Times that a commit is sent again because another branch of the table was written meanwhile.
+const MAX_POINTER_RETRIES: u32 = 30;
+/// First pause before it is sent again, in milliseconds; doubled each time up to the bound, with jitter.
+const RETRY_FIRST_MS: u64 = 2;
+const RETRY_MOST_MS: u64 = 200;
+/// Times that a check that could not run is tried before its request waits for an operator.
+pub(super) const MAX_CHECK_TRIES: u64 = 3;
+/// Life of a temporary branch, in milliseconds: long enough for any check, short enough to be swept by
+/// expiry should the ledger be lost (rule R3).
+const TEMPORARY_LIFE_MS: i64 = 7 * 24 * 3600 * 1000;
+
+/// What a tick of a lane came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    pub landed: usize,
+    /// A request changed its state: another tick may find more to do.
+    pub changed: bool,
+}
+
+impl Progress {
+    pub fn add(&mut self, other: Self) {
+        self.landed += other.landed;
+        self.changed |= other.changed;
+    }
+}
+
+impl Worker {
+    /// Plans one train and carries it through. Everything before is gathered, nothing after is left open.
+    pub(super) async fn run_train(&self, epoch: Epoch, gathered: Gathered) -> Result<Progress, WorkerError> {
+        let plan = plan_train(
+            &gathered.requests,
+            &TargetPlan {
+                head: gathered.head,
+                published: &gathered.published,
+                protected: &gathered.protected,
+                now_ms: self.now_ms(),
+                fast_forward_allowed: gathered.all_fresh,
+            },
+        );
+        let mut progress =
+            Progress { landed: 0, changed: self.record_verdicts(epoch, &gathered, &plan.verdicts).await? };
+        if plan.cars.is_empty() {
+            return Ok(progress);
+        }
+        progress.changed = true;
+        let train = self.new_train_id();
+        self.admit(epoch, &train, &plan.cars).await?;
+        reached(Step::Admitted);
+
+        let candidates = match self.write_candidates(&gathered, plan.cars.clone()).await {
+            Ok(Staging::Ready(candidates)) => candidates,
+            Ok(Staging::Failed(failures)) => {
+                self.refuse_failed(epoch, &plan.cars, &failures).await?;
+                return Ok(progress);
+            }
+            Err(error) => {
+                self.requeue(epoch, plan.cars.iter().map(|c| c.request), &error.to_string()).await?;
+                return Err(error);
+            }
+        };
+        reached(Step::CandidatesWritten);
+
+        let fence = temporary_ref(self.ledger.queue_id(), &train);
+        self.record_train(epoch, &gathered, &train, &fence, &candidates).await?;
+        reached(Step::TrainRecorded);
+        let Some(staged) = self.stage(epoch, &gathered, &train, &fence, &candidates).await? else {
+            return Ok(progress);
+        };
+        reached(Step::Staged);
+
+        match self.check(epoch, &gathered, &train, &staged, &candidates).await? {
+            Checked::Passed(required) => {
+                reached(Step::EvidenceRecorded);
+                progress.landed =
+                    self.land(epoch, &gathered, &train, &fence, staged, candidates, required).await?;
+            }
+            Checked::Evicted => {
+                reached(Step::EvidenceRecorded);
+                self.drop_train(epoch, &gathered.lane, &train, &fence, &candidates).await?;
+            }
+        }
+        Ok(progress)
+    }
+
+    /// Records what becomes of those who are not in the train. True when any state changed.
+    async fn record_verdicts(
+        &self,
+        epoch: Epoch,
+        gathered: &Gathered,
+        verdicts: &[(RequestId, Verdict)],
+    ) -> Result<bool, WorkerError> {
+        let mut changes = Vec::new();
+        let mut changed = false;
+        for (request, verdict) in verdicts {
+            let Some(row) = gathered.rows.iter().find(|row| row.id == *request) else { continue };
+            let mut classification = None;
+            let (event, detail) = match verdict {
+                Verdict::Hold { code, text, witnesses } => {
+                    if row.state == RequestState::Held(*code) {
+                        continue;
+                    }
+                    (RequestEvent::Hold(*code), detail(text, witnesses))
+                }
+                Verdict::Refuse { code, text, class, witnesses } => {
+                    classification = class.map(|class| class.word().to_owned());
+                    (RequestEvent::Refuse(*code), detail(text, witnesses))
+                }
+                Verdict::AlreadyPublished { text } => {
+                    classification = Some("already-published".to_owned());
+                    (RequestEvent::FindPublished, detail(text, &[]))
+                }
+                Verdict::Withdraw { code, text } => (RequestEvent::Withdraw(*code), detail(text, &[])),
+                Verdict::InReview { text } => {
+                    if row.state == RequestState::InReview {
+                        continue;
+                    }
+                    classification = Some("structural".to_owned());
+                    (RequestEvent::AskReview, detail(text, &[]))
+                }
+                Verdict::Repin { to } => {
+                    self.ledger.repin(epoch, *request, *to, self.now_ms()).await?;
+                    changed = true;
+                    continue;
+                }
+            };
+            changes.push(Change {
+                request: *request,
+                event,
+                train: None,
+                classification,
+                detail: Some(detail),
+            });
+        }
+        if !changes.is_empty() {
+            self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        }
+        // Waiting in another way is no progress: only an end or a repin makes room for others.
+        changed |=
+            changes.iter().any(|c| !matches!(c.event, RequestEvent::Hold(_) | RequestEvent::AskReview));
+        Ok(changed)
+    }
+
+    async fn admit(&self, epoch: Epoch, train: &TrainId, cars: &[Car]) -> Result<(), WorkerError> {
+        let changes: Vec<Change> = cars
+            .iter()
+            .map(|car| Change {
+                request: car.request,
+                event: RequestEvent::Admit,
+                train: Some(train.clone()),
+                classification: Some(car.classification.class.word().to_owned()),
+                detail: Some(detail(&car.classification.text, &car.classification.witnesses)),
+            })
+            .collect();
+        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        Ok(())
+    }
+
+    async fn refuse_failed(
+        &self,
+        epoch: Epoch,
+        cars: &[Car],
+        failures: &[CarFailure],
+    ) -> Result<(), WorkerError> {
+        let mut changes = Vec::new();
+        for car in cars {
+            let failure = failures.iter().find(|f| f.request == car.request);
+            let (event, text) = match failure {
+                Some(failure) => (RequestEvent::Refuse(failure.code), failure.text.clone()),
+                None => {
+                    (RequestEvent::Requeue, "another request of its train could not be staged".to_owned())
+                }
+            };
+            changes.push(Change {
+                request: car.request,
+                event,
+                train: None,
+                classification: None,
+                detail: Some(detail(&text, &[])),
+            });
+        }
+        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        Ok(())
+    }
+
+    pub(super) async fn requeue(
+        &self,
+        epoch: Epoch,
+        requests: impl Iterator<Item = RequestId>,
+        text: &str,
+    ) -> Result<(), WorkerError> {
+        let changes: Vec<Change> = requests
+            .map(|request| Change {
+                request,
+                event: RequestEvent::Requeue,
+                train: None,
+                classification: None,
+                detail: Some(detail(text, &[])),
+            })
+            .collect();
+        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        Ok(())
+    }
+
+    async fn record_train(
+        &self,
+        epoch: Epoch,
+        gathered: &Gathered,
+        train: &TrainId,
+        fence: &RefName,
+        candidates: &Candidates,
+    ) -> Result<(), WorkerError> {
+        let row = TrainRow {
+            train: train.clone(),
+            table_uuid: gathered.lane.uuid.clone(),
+            target: gathered.lane.target.clone(),
+            temp_ref: fence.clone(),
+            planned_head: gathered.head,
+            tail: candidates.tail,
+            candidates: candidates.cars.iter().flat_map(|c| c.candidates.iter().copied()).collect(),
+            status: TrainStatus::Staging,
+            at_ms: self.now_ms(),
+        };
+        self.ledger.record_train(epoch, &row).await?;
+        Ok(())
+    }
+
+    /// One commit (rule L1). `None`: it did not apply, and the requests are queued again.
+    async fn stage(
+        &self,
+        epoch: Epoch,
+        gathered: &Gathered,
+        train: &TrainId,
+        fence: &RefName,
+        candidates: &Candidates,
+    ) -> Result<Option<Arc<LoadedTable>>, WorkerError> {
+        let facts = &gathered.table.facts;
+        let mut requirements = vec![
+            Requirement::TableUuid(gathered.lane.uuid.clone()),
+            Requirement::RefAt { name: fence.clone(), at: None, role: RefRole::NewName },
+            Requirement::RefAt {
+                name: gathered.lane.target.clone(),
+                at: gathered.head,
+                role: RefRole::Target,
+            },
+            Requirement::CurrentSchema(facts.current_schema_id),
+            Requirement::DefaultSpec(facts.default_spec_id),
+            Requirement::DefaultSortOrder(facts.default_sort_order_id),
+        ];
+        for car in &candidates.cars {
+            // A branch that has grown keeps its pinned snapshot alive by ancestry; one that stands at its
+            // pin must still do so, or the pin may be on its way out.
+            if facts.head(&car.car.source) == Some(car.car.pinned) {
+                requirements.push(source_at_pin(&car.car));
+            }
+        }
+        let mut updates: Vec<Update> =
+            candidates.snapshots.iter().cloned().map(Update::AddSnapshot).collect();
+        updates.push(Update::SetRef(RefFact {
+            name: fence.clone(),
+            snapshot_id: candidates.tail,
+            kind: RefKind::Branch {
+                min_snapshots_to_keep: i32::try_from(candidates.snapshots.len().max(1)).ok(),
+                max_snapshot_age_ms: Some(TEMPORARY_LIFE_MS),
+            },
+            max_ref_age_ms: Some(TEMPORARY_LIFE_MS),
+        }));
+        let outcome = self.catalog.commit(&gathered.table, &requirements, updates).await;
+        let why = match outcome {
+            CommitOutcome::Landed(table) => {
+                self.ledger.set_train_status(epoch, train, TrainStatus::Staged).await?;
+                let changes: Vec<Change> = candidates
+                    .cars
+                    .iter()
+                    .flat_map(|car| [RequestEvent::Stage, RequestEvent::Check].map(|event| (car, event)))
+                    .map(|(car, event)| Change {
+                        request: car.car.request,
+                        event,
+                        train: Some(train.clone()),
+                        classification: None,
+                        // Rule D5: rows that the target loses although the branch never saw them are told.
+                        detail: (car.vanished_rows > 0)
+                            .then(|| json!({ "vanished-rows": car.vanished_rows })),
+                    })
+                    .collect();
+                self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+                return Ok(Some(table));
+            }
+            CommitOutcome::HeadMoved => "the target moved while the train was staged".to_owned(),
+            CommitOutcome::SourceMoved(name) => format!("{name} moved while the train was staged"),
+            CommitOutcome::NameTaken(name) => format!("{name} exists already"),
+            CommitOutcome::PointerMoved => "the table was written while the train was staged".to_owned(),
+            CommitOutcome::TableChanged(what) => {
+                format!("the table changed while the train was staged: {what}")
+            }
+            CommitOutcome::Fenced => "the temporary branch is gone".to_owned(),
+            CommitOutcome::Unknown(what) => {
+                // Nothing can have landed, since no intent is written. The temporary branch, should it
+                // exist, is swept with the train's row.
+                self.requeue(epoch, requests_of(candidates), &what).await?;
+                tracing::warn!(train = %train, "staging has no known outcome: {what}");
+                return Ok(None);
+            }
+            CommitOutcome::Refused(error) => {
+                self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
+                self.requeue(epoch, requests_of(candidates), &error.to_string()).await?;
+                return Err(error.into());
+            }
+        };
+        self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
+        self.requeue(epoch, requests_of(candidates), &why).await?;
+        self.delete_written(&gathered.lane, candidates).await;
+        Ok(None)
+    }
+
+    /// Runs the checks on the candidates and records the evidence. Those who fail leave the train.
+    async fn check(
+        &self,
+        epoch: Epoch,
+        gathered: &Gathered,
+        train: &TrainId,
+        staged: &Arc<LoadedTable>,
+        candidates: &Candidates,
+    ) -> Result<Checked, WorkerError> {
+        let evidence = self.gather_evidence(gathered, staged, candidates).await;
+        let rows: Vec<_> = evidence.iter().map(|e| (e.requests.clone(), e.evidence.clone())).collect();
+        self.ledger.record_evidence(train, &rows, self.now_ms()).await?;
+        let order: Vec<RequestId> = requests_of(candidates).collect();
+        match decide(&order, &evidence) {
+            TrainDecision::Land => Ok(Checked::Passed(required(&evidence))),
+            TrainDecision::Evict(evicted) => {
+                self.evict(epoch, gathered, candidates, &evicted).await?;
+                Ok(Checked::Evicted)
+            }
+        }
+    }
+
+    async fn evict(
+        &self,
+        epoch: Epoch,
+        gathered: &Gathered,
+        candidates: &Candidates,
+        evicted: &BTreeMap<RequestId, Eviction>,
+    ) -> Result<(), WorkerError> {
+        let mut changes = Vec::new();
+        for car in &candidates.cars {
+            let request = car.car.request;
+            let (event, detail) = match evicted.get(&request) {
+                Some(Eviction::Guilty { code, check, text }) => {
+                    (RequestEvent::Refuse(*code), json!({ "text": text, "check": check }))
+                }
+                Some(Eviction::CouldNotRun { check, error }) => {
+                    let tries = tries_of(gathered, request) + 1;
+                    let detail = json!({ "text": error, "check": check, TRIES: tries });
+                    (RequestEvent::Hold(ReasonCode::CheckCouldNotRun), detail)
+                }
+                None => (
+                    RequestEvent::Requeue,
+                    json!({ "text": "another request left its train; staged again without it" }),
+                ),
+            };
+            changes.push(Change { request, event, train: None, classification: None, detail: Some(detail) });
+        }
+        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        Ok(())
+    }
+
+    /// Intent, landing commit, verification, receipt. The number of requests that landed.
+    #[allow(clippy::too_many_arguments)]
+    async fn land(
+        &self,
+        epoch: Epoch,
+        gathered: &Gathered,
+        train: &TrainId,
+        fence: &RefName,
+        mut table: Arc<LoadedTable>,
+        candidates: Candidates,
+        required: Vec<(SnapshotId, String)>,
+    ) -> Result<usize, WorkerError> {
+        let mut keep: BTreeSet<RefName> = BTreeSet::new();
+        let intent = Intent {
+            id: IntentId(format!("intent-{train}")),
+            train: train.clone(),
+            table_uuid: gathered.lane.uuid.clone(),
+            table: gathered.lane.table.clone(),
+            target: gathered.lane.target.clone(),
+            planned_head: gathered.head,
+            tail: candidates.tail,
+            candidates: candidates.cars.iter().flat_map(|c| c.candidates.iter().copied()).collect(),
+            temp_ref: fence.clone(),
+            cars: candidates
+                .cars
+                .iter()
+                .map(|car| IntentCar {
+                    request: car.car.request,
+                    candidates: car.candidates.clone(),
+                    drop_source: car.car.drop_source.then(|| car.car.source.clone()),
+                })
+                .collect(),
+            required,
+        };
+        self.ledger.write_intent(epoch, &intent, self.now_ms()).await?;
+        reached(Step::IntentWritten);
+
+        let mut tries = 0;
+        loop {
+            let (requirements, updates) = landing(gathered, &table, fence, &candidates, &keep);
+            match self.catalog.commit(&table, &requirements, updates).await {
+                CommitOutcome::Landed(after) => {
+                    reached(Step::Landed);
+                    return self.receipt(epoch, &intent, &after).await;
+                }
+                CommitOutcome::PointerMoved if tries < MAX_POINTER_RETRIES => {
+                    tries += 1;
+                    self.pause(tries).await;
+                    table = self.catalog.load(&gathered.lane.table).await?;
+                }
+                CommitOutcome::SourceMoved(name) => {
+                    // Rule L6: a branch that grew is kept and the pin lands; anything else is another plan.
+                    table = self.catalog.load(&gathered.lane.table).await?;
+                    if grew(&table, &candidates, &name) {
+                        keep.insert(name);
+                    } else {
+                        return self
+                            .not_landed(epoch, gathered, &intent, &candidates, "a source branch was reset")
+                            .await;
+                    }
+                }
+                CommitOutcome::HeadMoved => {
+                    return self
+                        .not_landed(epoch, gathered, &intent, &candidates, "the target moved meanwhile")
+                        .await;
+                }
+                CommitOutcome::NameTaken(name) => {
+                    return self
+                        .not_landed(epoch, gathered, &intent, &candidates, &format!("{name} exists already"))
+                        .await;
+                }
+                CommitOutcome::TableChanged(what) => {
+                    return self.not_landed(epoch, gathered, &intent, &candidates, &what).await;
+                }
+                CommitOutcome::PointerMoved => {
+                    return self
+                        .not_landed(
+                            epoch,
+                            gathered,
+                            &intent,
+                            &candidates,
+                            "other branches of the table are written without a pause",
+                        )
+                        .await;
+                }
+                CommitOutcome::Refused(error) => {
+                    return self.not_landed(epoch, gathered, &intent, &candidates, &error.to_string()).await;
+                }
+                // Somebody removed the fence, or nobody knows: only the catalog's state decides.
+                CommitOutcome::Fenced => {
+                    return self.settle_one(epoch, &intent).await.map(|p| p.landed);
+                }
+                CommitOutcome::Unknown(what) => {
+                    tracing::warn!(train = %train, "landing has no known outcome: {what}");
+                    self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
+                    return self.settle_one(epoch, &intent).await.map(|p| p.landed);
+                }
+            }
+        }
+    }
+
+    /// Case O01: the head is read from the catalog before anything is called landed.
+    async fn receipt(
+        &self,
+        epoch: Epoch,
+        intent: &Intent,
+        _after: &LoadedTable,
+    ) -> Result<usize, WorkerError> {
+        let table = self.catalog.load(&intent.table).await?;
+        let head = table.facts.head(&intent.target);
+        let on_target = head.is_some_and(|head| table.facts.snapshots.is_ancestor(intent.tail, head));
+        if !on_target {
+            self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
+            return self.settle_one(epoch, intent).await.map(|p| p.landed);
+        }
+        self.ledger.settle_landed(epoch, &intent.id, self.now_ms(), &landed_of(intent)).await?;
+        reached(Step::ReceiptWritten);
+        for car in &intent.cars {
+            tracing::info!(request = %car.request, table = %intent.table, target = %intent.target,
+                snapshot = ?car.candidates.last(), "landed");
+        }
+        Ok(intent.cars.len())
+    }
+
+    /// The catalog said no. The fence goes first: then it is proved that nothing landed and nothing will.
+    async fn not_landed(
+        &self,
+        epoch: Epoch,
+        gathered: &Gathered,
+        intent: &Intent,
+        candidates: &Candidates,
+        why: &str,
+    ) -> Result<usize, WorkerError> {
+        tracing::info!(train = %intent.train, "not landed: {why}");
+        let progress = self.settle_one(epoch, intent).await?;
+        if progress.landed == 0 {
+            self.delete_written(&gathered.lane, candidates).await;
+        }
+        Ok(progress.landed)
+    }
+
+    /// Exponential back-off with jitter, bounded.
+    pub(super) async fn pause(&self, tries: u32) {
+        let most = RETRY_FIRST_MS.saturating_mul(1 << tries.min(10)).min(RETRY_MOST_MS);
+        let jitter = (self.random)() % most.max(1);
+        tokio::time::sleep(Duration::from_millis(most / 2 + jitter / 2)).await;
+    }
+}
+
+pub(super) enum Checked {
+    /// Passing evidence that the intent names: candidate and check.
+    Passed(Vec<(SnapshotId, String)>),
+    Evicted,
+}
+
+/// Key of a request's detail that counts how often a check could not run.
+const TRIES: &str = "tries";
+
+fn tries_of(gathered: &Gathered, request: RequestId) -> u64 {
+    gathered
+        .rows
+        .iter()
+        .find(|row| row.id == request)
+        .and_then(|row| row.detail.as_ref())
+        .and_then(|detail| detail.get(TRIES))
+        .and_then(Value::as_u64)
+        .unwrap_or_default()
+}
+
+/// Has this request's check failed to run as often as it is tried?
+pub(super) fn waits_for_operator(row: &crate::ledger::RequestRow) -> bool {
+    row.state == RequestState::Held(ReasonCode::CheckCouldNotRun)
+        && row.detail.as_ref().and_then(|d| d.get(TRIES)).and_then(Value::as_u64).unwrap_or_default()
+            >= MAX_CHECK_TRIES
+}
+
+/// Each request with the snapshot that publishes it.
+pub(super) fn landed_of(intent: &Intent) -> Vec<(RequestId, SnapshotId)> {
+    intent.cars.iter().filter_map(|car| car.candidates.last().map(|tail| (car.request, *tail))).collect()
+}
+
+fn requests_of(candidates: &Candidates) -> impl Iterator<Item = RequestId> {
+    candidates.cars.iter().map(|car| car.car.request)
+}
+
+fn required(evidence: &[TrainEvidence]) -> Vec<(SnapshotId, String)> {
+    evidence.iter().map(|e| (e.evidence.candidate, e.evidence.check.clone())).collect()
+}
+
+fn detail(text: &str, witnesses: &[Witness]) -> Value {
+    if witnesses.is_empty() {
+        json!({ "text": text })
+    } else {
+        json!({ "text": text, "witnesses": witnesses })
+    }
+}
+
+fn source_at_pin(car: &Car) -> Requirement {
+    Requirement::RefAt { name: car.source.clone(), at: Some(car.pinned), role: RefRole::Source }
+}
+
+/// A branch that descends from its pin; its class must allow that the pin lands without it.
+fn grew(table: &LoadedTable, candidates: &Candidates, name: &RefName) -> bool {
+    let Some(head) = table.facts.head(name) else { return false };
+    candidates.cars.iter().filter(|car| &car.car.source == name).all(|car| {
+        car.car.class.on_source_moved == OnSourceMoved::LandPin
+            && table.facts.snapshots.is_ancestor(car.car.pinned, head)
+    })
+}
+
+/// The landing commit of design section 7.
+fn landing(
+    gathered: &Gathered,
+    table: &LoadedTable,
+    fence: &RefName,
+    candidates: &Candidates,
+    keep: &BTreeSet<RefName>,
+) -> (Vec<Requirement>, Vec<Update>) {
+    let planned = &gathered.table.facts;
+    let target = &gathered.lane.target;
+    let mut requirements = vec![
+        Requirement::TableUuid(gathered.lane.uuid.clone()),
+        Requirement::RefAt { name: target.clone(), at: gathered.head, role: RefRole::Target },
+        Requirement::RefAt { name: fence.clone(), at: Some(candidates.tail), role: RefRole::Fence },
+        Requirement::CurrentSchema(planned.current_schema_id),
+        Requirement::DefaultSpec(planned.default_spec_id),
+        Requirement::DefaultSortOrder(planned.default_sort_order_id),
+    ];
+    // Rule R4: the target's retention as loaded; a first `main` has none.
+    let loaded = table.facts.refs.get(target);
+    let mut updates = vec![
+        Update::SetRef(RefFact {
+            name: target.clone(),
+            snapshot_id: candidates.tail,
+            kind: loaded
+                .map_or(RefKind::Branch { min_snapshots_to_keep: None, max_snapshot_age_ms: None }, |r| {
+                    r.kind.clone()
+                }),
+            max_ref_age_ms: loaded.and_then(|r| r.max_ref_age_ms),
+        }),
+        Update::RemoveRef(fence.clone()),
+    ];
+    let mut dropped: BTreeSet<&RefName> = BTreeSet::new();
+    for car in &candidates.cars {
+        let StagedCar { car, .. } = car;
+        if car.drop_source && !keep.contains(&car.source) && dropped.insert(&car.source) {
+            requirements.push(source_at_pin(car));
+            updates.push(Update::RemoveRef(car.source.clone()));
+        }
+        if let (Some(tag), Some(tail)) = (
+            &car.class.tag,
+            candidates.cars.iter().find(|c| c.car.request == car.request).and_then(StagedCar::tail),
+        ) {
+            let name = RefName(tag.replace("{request}", &car.request.to_string()));
+            requirements.push(Requirement::RefAt { name: name.clone(), at: None, role: RefRole::NewName });
+            updates.push(Update::SetRef(RefFact {
+                name,
+                snapshot_id: tail,
+                kind: RefKind::Tag,
+                max_ref_age_ms: None,
+            }));
+        }
+    }
+    (requirements, updates)
+}

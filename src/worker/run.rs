@@ -1,0 +1,305 @@
+//! The loop: lead, tick every lane, wait for news.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mergeberg_kernel::admission::StructureStanding;
+use mergeberg_kernel::ids::{Epoch, TableName};
+use mergeberg_kernel::reason::ReasonCode;
+use mergeberg_kernel::state::{RequestEvent, RequestState};
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::context::{Lane, Worker};
+use super::error::{Disposition, WorkerError};
+use super::foreign::TargetStanding;
+use super::protocol::{Progress, waits_for_operator};
+use crate::ledger::{Change, RequestRow};
+use crate::table::catalog::CatalogError;
+use crate::table::loaded::LoadedTable;
+
+/// How often another process's write to the ledger is looked for.
+const WATCH_EVERY: Duration = Duration::from_millis(25);
+
+/// Renewals within one lease.
+const HEARTBEATS_PER_LEASE: i64 = 3;
+
+/// How a worker runs.
+#[derive(Clone, Copy, Debug)]
+pub struct RunOptions {
+    /// Stop when nothing more can be done now.
+    pub drain: bool,
+    /// Longest time between two looks at the catalog.
+    pub poll: Duration,
+    pub lease_ms: i64,
+}
+
+/// Why the loop ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Drained,
+    Stopped,
+    /// Another worker leads.
+    Deposed,
+}
+
+impl Worker {
+    /// Runs until told to stop; the landing under way is finished first.
+    pub async fn run(
+        &self,
+        options: RunOptions,
+        mut stop: watch::Receiver<bool>,
+    ) -> Result<Ended, WorkerError> {
+        let mut watcher = self.ledger.watcher().await?;
+        let Some(epoch) = self.wait_for_lead(options, &mut stop).await? else { return Ok(Ended::Stopped) };
+        tracing::info!(epoch = %epoch, holder = %self.holder, "leading");
+        let result = self.lead_on(epoch, options, &mut stop, &mut watcher).await;
+        // Whoever comes next need not wait for the lease.
+        self.ledger.release(epoch).await?;
+        result
+    }
+
+    async fn wait_for_lead(
+        &self,
+        options: RunOptions,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Result<Option<Epoch>, WorkerError> {
+        let mut said = false;
+        loop {
+            if *stop.borrow() {
+                return Ok(None);
+            }
+            if let Some(epoch) = self.ledger.lead(&self.holder, options.lease_ms, self.now_ms()).await? {
+                return Ok(Some(epoch));
+            }
+            if !said {
+                tracing::info!("another worker leads; waiting for its lease to end");
+                said = true;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(options.poll.min(Duration::from_millis(500))) => {}
+                _ = stop.changed() => {}
+            }
+        }
+    }
+
+    async fn lead_on(
+        &self,
+        epoch: Epoch,
+        options: RunOptions,
+        stop: &mut watch::Receiver<bool>,
+        watcher: &mut crate::ledger::Watcher,
+    ) -> Result<Ended, WorkerError> {
+        let mut failures = 0_u32;
+        loop {
+            if *stop.borrow() {
+                return Ok(Ended::Stopped);
+            }
+            self.ledger.renew(epoch, self.now_ms()).await?;
+            match self.tick_with_heartbeat(epoch, options.lease_ms).await {
+                Ok(progress) => {
+                    failures = 0;
+                    if progress.changed {
+                        continue;
+                    }
+                    if options.drain {
+                        return Ok(Ended::Drained);
+                    }
+                }
+                Err(error) => match error.disposition() {
+                    Disposition::StepDown => return Ok(Ended::Deposed),
+                    Disposition::Stop => return Err(error),
+                    Disposition::RetryNextTick => {
+                        failures += 1;
+                        tracing::warn!(failures, "this tick failed, the next one tries again: {error}");
+                        if options.drain && failures >= MAX_DRAIN_FAILURES {
+                            return Err(error);
+                        }
+                        self.pause(failures).await;
+                        continue;
+                    }
+                },
+            }
+            tokio::select! {
+                changed = watcher.wait_for_change(WATCH_EVERY, options.poll) => { changed?; }
+                _ = stop.changed() => {}
+            }
+        }
+    }
+
+    /// A tick during which the lease is renewed: a check may take longer than it lasts.
+    async fn tick_with_heartbeat(&self, epoch: Epoch, lease_ms: i64) -> Result<Progress, WorkerError> {
+        let every = Duration::from_millis(u64::try_from(lease_ms / HEARTBEATS_PER_LEASE).unwrap_or(1).max(1));
+        let mut tick = std::pin::pin!(self.tick(epoch));
+        loop {
+            tokio::select! {
+                result = &mut tick => return result,
+                () = tokio::time::sleep(every) => self.ledger.renew(epoch, self.now_ms()).await?,
+            }
+        }
+    }
+
+    /// One look at everything. Takes no input and may run twice.
+    pub async fn tick(&self, epoch: Epoch) -> Result<Progress, WorkerError> {
+        let policies = self.policies.read()?;
+        let mut lanes: BTreeMap<TableName, Vec<Lane>> = BTreeMap::new();
+        for (table, uuid, target) in self.ledger.open_tables().await? {
+            lanes.entry(table.clone()).or_default().push(Lane { table, uuid, target });
+        }
+        let mut progress = Progress::default();
+        let mut failed = None;
+        for (table, lanes) in lanes {
+            let policy = policies.for_table(&table);
+            for lane in lanes {
+                match self.tick_lane(epoch, &lane, &policy).await {
+                    Ok(made) => progress.add(made),
+                    Err(error) if error.disposition() == Disposition::RetryNextTick => {
+                        // One table's trouble is not another's.
+                        tracing::warn!(table = %lane.table, target = %lane.target, "{error}");
+                        failed = Some(error);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        match failed {
+            Some(error) if !progress.changed => Err(error),
+            _ => Ok(progress),
+        }
+    }
+
+    async fn tick_lane(
+        &self,
+        epoch: Epoch,
+        lane: &Lane,
+        policy: &Arc<mergeberg_kernel::policy::TablePolicy>,
+    ) -> Result<Progress, WorkerError> {
+        match self.find_table(lane).await? {
+            Found::Table => {}
+            Found::Refuse(code, text) => {
+                return self.all_waiting(epoch, lane, RequestEvent::Refuse(code), &text).await;
+            }
+            Found::Hold(code, text) => {
+                return self.all_waiting(epoch, lane, RequestEvent::Hold(code), &text).await;
+            }
+        }
+        if !self.settle_lane(epoch, lane).await? {
+            let text = "the outcome of a landing is not known yet";
+            return self.all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TableHeld), text).await;
+        }
+        // Settling may have moved the table.
+        let table = match self.catalog.load(&lane.table).await {
+            Ok(table) if table.facts.uuid == lane.uuid => table,
+            Ok(_) | Err(CatalogError::NotFound(_)) => return Ok(Progress { landed: 0, changed: true }),
+            Err(error) => return Err(error.into()),
+        };
+        if let TargetStanding::Rewound { known, now } = self.watch_target(lane, &table, policy).await? {
+            let now = now.map_or("gone".to_owned(), |id| format!("at snapshot {id}"));
+            let text =
+                format!("the target was at snapshot {known} and is {now}, which does not descend from it");
+            return self.all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TargetRewound), &text).await;
+        }
+        if table.facts.head(&lane.target).is_none() && !is_first_publish(&table, lane) {
+            let text = format!("there is no branch {} in {}", lane.target, lane.table);
+            return self
+                .all_waiting(epoch, lane, RequestEvent::Refuse(ReasonCode::TargetNotFound), &text)
+                .await;
+        }
+        let structures = self.structures(lane, &table, &policy.digest()).await?;
+        let waiting: Vec<RequestRow> = self
+            .ledger
+            .waiting(&lane.uuid, &lane.target)
+            .await?
+            .into_iter()
+            .filter(|row| !waits_for_operator(row))
+            .collect();
+        if waiting.is_empty() {
+            return Ok(Progress::default());
+        }
+        let gathered = match self.gather(lane, table, Arc::clone(policy), waiting, &structures).await {
+            Ok(gathered) => gathered,
+            Err(WorkerError::Table(error)) if error.is_own_fault() => {
+                // The target's own history cannot be read: nobody's request is at fault.
+                let event = RequestEvent::Hold(ReasonCode::TableUnreadable);
+                return self.all_waiting(epoch, lane, event, &error.to_string()).await;
+            }
+            Err(error) => return Err(error),
+        };
+        for request in &gathered.requests {
+            if let StructureStanding::Unknown(structure) = request.structure {
+                self.open_review(lane, &gathered.table, &structures, structure).await?;
+            }
+        }
+        self.run_train(epoch, gathered).await
+    }
+
+    async fn all_waiting(
+        &self,
+        epoch: Epoch,
+        lane: &Lane,
+        event: RequestEvent,
+        text: &str,
+    ) -> Result<Progress, WorkerError> {
+        let rows = self.ledger.waiting(&lane.uuid, &lane.target).await?;
+        let changes: Vec<Change> = rows
+            .iter()
+            .filter(|row| !matches!(event, RequestEvent::Hold(code) if row.state == RequestState::Held(code)))
+            .map(|row| Change {
+                request: row.id,
+                event,
+                train: None,
+                classification: None,
+                detail: Some(json!({ "text": text })),
+            })
+            .collect();
+        if changes.is_empty() {
+            return Ok(Progress::default());
+        }
+        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        Ok(Progress { landed: 0, changed: !matches!(event, RequestEvent::Hold(_)) })
+    }
+
+    /// The table of a lane under its name; another uuid, a new name and no table at all are told apart.
+    async fn find_table(&self, lane: &Lane) -> Result<Found, WorkerError> {
+        match self.catalog.load(&lane.table).await {
+            Ok(table) if table.facts.uuid == lane.uuid => return Ok(Found::Table),
+            Ok(_) | Err(CatalogError::NotFound(_)) => {}
+            Err(CatalogError::Unreadable { message, location, .. }) => {
+                let text = format!("{location}: {message}");
+                return Ok(Found::Hold(ReasonCode::TableUnreadable, text));
+            }
+            Err(error @ CatalogError::Unsupported { .. }) => {
+                return Ok(Found::Refuse(ReasonCode::FormatUnsupported, error.to_string()));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let mut name_taken = false;
+        for name in self.catalog.list_tables().await? {
+            let Ok(table) = self.catalog.load(&name).await else { continue };
+            if table.facts.uuid == lane.uuid {
+                return Ok(Found::Hold(ReasonCode::TableRenamed, format!("{} is now {name}", lane.table)));
+            }
+            name_taken |= name == lane.table;
+        }
+        if name_taken {
+            let text = format!("{} is another table now; enqueued was uuid {}", lane.table, lane.uuid);
+            return Ok(Found::Refuse(ReasonCode::TableReplaced, text));
+        }
+        Ok(Found::Refuse(ReasonCode::TableNotFound, format!("{} is not in the catalog any more", lane.table)))
+    }
+}
+
+/// Ticks in a row that may fail before `--drain` gives up.
+const MAX_DRAIN_FAILURES: u32 = 8;
+
+enum Found {
+    Table,
+    Refuse(ReasonCode, String),
+    Hold(ReasonCode, String),
+}
+
+/// Only `main`, and only of a table that never had a snapshot on it (cases O02, O28).
+fn is_first_publish(table: &LoadedTable, lane: &Lane) -> bool {
+    lane.target == mergeberg_kernel::ids::RefName::main() && table.facts.snapshot_log.is_empty()
+}

@@ -1,0 +1,278 @@
+//! After a crash, a lost answer or a refusal: what happened is read from the catalog, never assumed.
+//!
+//! The fence decides (rule L3). Removing the temporary branch on the condition that it is at c_n proves
+//! that the landing has not happened and never will, for the landing requires that branch. When it is gone
+//! already, the target's ancestry and log tell (rule L4). Everything else is unknown and holds the lane.
+
+use mergeberg_kernel::commit::{RefRole, Requirement, Update};
+use mergeberg_kernel::ids::{Epoch, RefName, SnapshotId, TrainId};
+use mergeberg_kernel::lineage::ChainEnd;
+use mergeberg_kernel::reason::ReasonCode;
+use mergeberg_kernel::state::RequestState;
+
+use super::context::{Lane, Worker, temporary_prefix};
+use super::error::WorkerError;
+use super::protocol::{Progress, landed_of};
+use super::stage::{Candidates, REQUEST_KEY};
+use crate::ledger::{Intent, TrainStatus};
+use crate::table::catalog::CommitOutcome;
+use crate::table::cleanup::delete_files;
+use crate::table::loaded::LoadedTable;
+
+/// Times that the removal of a fence is sent within one tick.
+const MAX_FENCE_TRIES: u32 = 10;
+
+/// What the catalog shows of a landing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Finding {
+    Landed,
+    /// In the snapshot log, but not in the ancestry any more.
+    RolledBack,
+    NotLanded,
+    Unknown,
+}
+
+impl Worker {
+    /// Settles every open intent of a lane, then sweeps what its dead trains left. `false`: an outcome is
+    /// still unknown and nothing of this lane may land.
+    pub(super) async fn settle_lane(&self, epoch: Epoch, lane: &Lane) -> Result<bool, WorkerError> {
+        for landing in self.ledger.open_intents().await? {
+            if landing.intent.table_uuid == lane.uuid && landing.intent.target == lane.target {
+                self.settle_one(epoch, &landing.intent).await?;
+            }
+        }
+        let open = self.ledger.open_intents().await?;
+        if open.iter().any(|l| l.intent.table_uuid == lane.uuid && l.intent.target == lane.target) {
+            return Ok(false);
+        }
+        self.sweep(epoch, lane).await?;
+        Ok(true)
+    }
+
+    pub(super) async fn settle_one(&self, epoch: Epoch, intent: &Intent) -> Result<Progress, WorkerError> {
+        let finding = self.find_out(intent).await?;
+        match finding {
+            Finding::Landed | Finding::RolledBack => {
+                self.ledger.settle_landed(epoch, &intent.id, self.now_ms(), &landed_of(intent)).await?;
+                if finding == Finding::RolledBack {
+                    tracing::warn!(intent = %intent.id, "landed, and rolled back afterwards");
+                }
+                Ok(Progress { landed: intent.cars.len(), changed: true })
+            }
+            Finding::NotLanded => {
+                self.ledger
+                    .settle_not_landed(epoch, &intent.id, self.now_ms(), "the landing was not applied")
+                    .await?;
+                Ok(Progress { landed: 0, changed: true })
+            }
+            Finding::Unknown => {
+                tracing::error!(
+                    intent = %intent.id, table = %intent.table, target = %intent.target,
+                    "the outcome of a landing is unknown; the target is held"
+                );
+                self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
+                Ok(Progress::default())
+            }
+        }
+    }
+
+    async fn find_out(&self, intent: &Intent) -> Result<Finding, WorkerError> {
+        let mut tries = 0;
+        loop {
+            let table = self.catalog.load(&intent.table).await?;
+            if table.facts.uuid != intent.table_uuid {
+                // The name belongs to another table now; what became of ours cannot be read from it.
+                return Ok(Finding::Unknown);
+            }
+            if table.facts.head(&intent.temp_ref).is_none() {
+                return Ok(read_outcome(&table, intent));
+            }
+            let updates = vec![Update::RemoveRef(intent.temp_ref.clone())];
+            let requirements = [
+                Requirement::TableUuid(intent.table_uuid.clone()),
+                Requirement::RefAt {
+                    name: intent.temp_ref.clone(),
+                    at: Some(intent.tail),
+                    role: RefRole::Fence,
+                },
+            ];
+            match self.catalog.commit(&table, &requirements, updates).await {
+                CommitOutcome::Landed(_) => return Ok(Finding::NotLanded),
+                CommitOutcome::Fenced | CommitOutcome::PointerMoved | CommitOutcome::Unknown(_) => {}
+                CommitOutcome::Refused(error) => return Err(error.into()),
+                CommitOutcome::HeadMoved
+                | CommitOutcome::SourceMoved(_)
+                | CommitOutcome::NameTaken(_)
+                | CommitOutcome::TableChanged(_) => return Ok(Finding::Unknown),
+            }
+            tries += 1;
+            if tries >= MAX_FENCE_TRIES {
+                return Ok(Finding::Unknown);
+            }
+            self.pause(tries).await;
+        }
+    }
+
+    /// Takes a train off the catalog: its branch and its snapshots in one commit (rule R1), then its files.
+    pub(super) async fn drop_train(
+        &self,
+        epoch: Epoch,
+        lane: &Lane,
+        train: &TrainId,
+        fence: &RefName,
+        candidates: &Candidates,
+    ) -> Result<(), WorkerError> {
+        let own: Vec<SnapshotId> = candidates.snapshots.iter().map(|s| s.id).collect();
+        if self.remove_staged(lane, fence, Some(candidates.tail), &own).await? {
+            self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
+            self.delete_written(lane, candidates).await;
+        }
+        Ok(())
+    }
+
+    /// Removes a temporary branch and the snapshots under it. `true`: they are gone.
+    async fn remove_staged(
+        &self,
+        lane: &Lane,
+        fence: &RefName,
+        tail: Option<SnapshotId>,
+        own: &[SnapshotId],
+    ) -> Result<bool, WorkerError> {
+        for tries in 1..=MAX_FENCE_TRIES {
+            let table = self.catalog.load(&lane.table).await?;
+            let facts = &table.facts;
+            if facts.uuid != lane.uuid {
+                return Ok(true);
+            }
+            let at = facts.head(fence);
+            let reachable = reachable_without(&table, fence);
+            let removable: Vec<SnapshotId> = own
+                .iter()
+                .copied()
+                .filter(|id| !reachable.contains(id))
+                // Only what we made: a fast-forwarded snapshot is the branch's own.
+                .filter(|id| facts.snapshots.get(*id).is_some_and(|s| s.summary.contains_key(REQUEST_KEY)))
+                .collect();
+            if at.is_none() && removable.is_empty() {
+                return Ok(true);
+            }
+            if at.is_some() && tail.is_some() && at != tail {
+                // Not where we left it: somebody else's hand is in this, so nothing is removed.
+                return Ok(false);
+            }
+            let mut requirements = vec![
+                Requirement::TableUuid(lane.uuid.clone()),
+                Requirement::RefAt {
+                    name: lane.target.clone(),
+                    at: facts.head(&lane.target),
+                    role: RefRole::Target,
+                },
+            ];
+            requirements.push(Requirement::RefAt { name: fence.clone(), at, role: RefRole::Fence });
+            let mut updates = Vec::new();
+            if at.is_some() {
+                updates.push(Update::RemoveRef(fence.clone()));
+            }
+            if !removable.is_empty() {
+                updates.push(Update::RemoveSnapshots(removable));
+            }
+            match self.catalog.commit(&table, &requirements, updates).await {
+                CommitOutcome::Landed(_) => return Ok(true),
+                CommitOutcome::Refused(error) => return Err(error.into()),
+                _ => self.pause(tries).await,
+            }
+        }
+        Ok(false)
+    }
+
+    /// Rule R8. Files that cannot be deleted now are no reason to stop; they are in nobody's way.
+    pub(super) async fn delete_written(&self, lane: &Lane, candidates: &Candidates) {
+        let table = match self.catalog.load(&lane.table).await {
+            Ok(table) => table,
+            Err(error) => {
+                tracing::warn!("files of a dropped train are left: {error}");
+                return;
+            }
+        };
+        match delete_files(&self.store, &table, &candidates.written).await {
+            Ok(deleted) if deleted.failed.is_empty() => {}
+            Ok(deleted) => {
+                tracing::warn!("{} file(s) of a dropped train could not be deleted", deleted.failed.len());
+            }
+            Err(error) => tracing::warn!("files of a dropped train are left: {error}"),
+        }
+    }
+
+    /// What trains of a dead worker left: their requests go back to the queue, their branches go (rule R7).
+    async fn sweep(&self, epoch: Epoch, lane: &Lane) -> Result<(), WorkerError> {
+        let trains = self.ledger.unfinished_trains(&lane.uuid).await?;
+        for train in trains.into_iter().filter(|t| t.target == lane.target) {
+            let gone = self.remove_staged(lane, &train.temp_ref, Some(train.tail), &train.candidates).await?;
+            if gone {
+                self.ledger.set_train_status(epoch, &train.train, TrainStatus::Dropped).await?;
+            }
+        }
+        let stuck: Vec<_> = self
+            .ledger
+            .unfinished(&lane.uuid, &lane.target)
+            .await?
+            .into_iter()
+            .filter(|row| {
+                matches!(row.state, RequestState::Planning | RequestState::Staged | RequestState::Checking)
+            })
+            .map(|row| row.id)
+            .collect();
+        if !stuck.is_empty() {
+            self.requeue(epoch, stuck.into_iter(), "its worker ended; planned again").await?;
+        }
+        Ok(())
+    }
+}
+
+/// Rule L4, by c_n alone.
+fn read_outcome(table: &LoadedTable, intent: &Intent) -> Finding {
+    let facts = &table.facts;
+    let head = facts.head(&intent.target);
+    if let Some(head) = head {
+        let chain = facts.snapshots.chain(head);
+        if chain.ids.contains(&intent.tail) {
+            return Finding::Landed;
+        }
+        if facts.snapshot_log.iter().any(|entry| entry.snapshot_id == intent.tail) {
+            return Finding::RolledBack;
+        }
+        let reaches_plan = match intent.planned_head {
+            Some(planned) => chain.ids.contains(&planned),
+            None => chain.end == ChainEnd::Root,
+        };
+        return if reaches_plan { Finding::NotLanded } else { Finding::Unknown };
+    }
+    match intent.planned_head {
+        None if facts.snapshot_log.is_empty() => Finding::NotLanded,
+        _ => Finding::Unknown,
+    }
+}
+
+/// Snapshots that any other ref still reaches: they are never removed (promise 6).
+fn reachable_without(table: &LoadedTable, fence: &RefName) -> std::collections::HashSet<SnapshotId> {
+    let mut reachable = std::collections::HashSet::new();
+    for reference in table.facts.refs.values().filter(|r| &r.name != fence) {
+        let mut next = Some(reference.snapshot_id);
+        while let Some(id) = next {
+            if !reachable.insert(id) {
+                break;
+            }
+            next = table.facts.snapshots.get(id).and_then(|s| s.parent);
+        }
+    }
+    reachable
+}
+
+/// Temporary branches of this queue that no train of the ledger owns, for `doctor` and the report.
+pub fn strays(table: &LoadedTable, queue: &mergeberg_kernel::ids::QueueId) -> Vec<RefName> {
+    let prefix = temporary_prefix(queue);
+    table.facts.refs.keys().filter(|name| name.as_str().starts_with(&prefix)).cloned().collect()
+}
+
+/// The reason under which a lane waits while an outcome is unknown.
+pub const HELD: ReasonCode = ReasonCode::TableHeld;

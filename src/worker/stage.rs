@@ -1,0 +1,441 @@
+//! Turns a planned train into candidates: files written, nothing committed.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use mergeberg_kernel::admission::{Car, CarAction};
+use mergeberg_kernel::change::ChangeSet;
+use mergeberg_kernel::commit::NewSnapshot;
+use mergeberg_kernel::ids::{RequestId, SnapshotId};
+use mergeberg_kernel::lineage::{PUBLISHED_WAP_ID, SOURCE_SNAPSHOT_ID, SnapshotFact, WAP_ID};
+use mergeberg_kernel::partition::Partition;
+use mergeberg_kernel::reason::ReasonCode;
+use mergeberg_kernel::record::Operation;
+use mergeberg_kernel::unit::{NetFiles, Unit, UnitKind};
+
+use super::context::Worker;
+use super::error::WorkerError;
+use super::gather::Gathered;
+use crate::replay::{ReplayError, ReplayInput};
+use crate::table::cleanup::{WrittenFiles, missing_files};
+use crate::table::data_files::NewDataFile;
+use crate::table::error::TableError;
+use crate::table::manifests::{FileScope, LiveFile};
+use crate::table::snapshot_writer::{AddedFile, SnapshotChange, SnapshotWriter, new_snapshot_id};
+
+/// Summary key that names the request on every candidate.
+pub const REQUEST_KEY: &str = "mergeberg.request";
+
+/// A car with its candidates.
+#[derive(Clone, Debug)]
+pub(super) struct StagedCar {
+    pub car: Car,
+    /// The car's parent on the chain: what a per-car check compares with.
+    pub parent: Option<SnapshotId>,
+    /// Oldest first; the last one is the car's tail.
+    pub candidates: Vec<SnapshotId>,
+    pub only_adds: bool,
+    pub touched: BTreeSet<Arc<Partition>>,
+    /// Rows that the target loses although the branch did not remove them (rule D5), for people.
+    pub vanished_rows: i64,
+}
+
+impl StagedCar {
+    pub fn tail(&self) -> Option<SnapshotId> {
+        self.candidates.last().copied()
+    }
+}
+
+/// A train whose candidates are written.
+pub(super) struct Candidates {
+    pub cars: Vec<StagedCar>,
+    /// Snapshots to add; a fast-forward brings its own.
+    pub snapshots: Vec<NewSnapshot>,
+    pub tail: SnapshotId,
+    pub written: WrittenFiles,
+}
+
+/// A car that cannot be staged; the others can.
+#[derive(Clone, Debug)]
+pub(super) struct CarFailure {
+    pub request: RequestId,
+    pub code: ReasonCode,
+    pub text: String,
+}
+
+pub(super) enum Staging {
+    Ready(Candidates),
+    /// These leave; the rest is planned again.
+    Failed(Vec<CarFailure>),
+}
+
+/// What a car will write, before any snapshot is written.
+struct PreparedCar {
+    changes: Vec<SnapshotChange>,
+    touched: BTreeSet<Arc<Partition>>,
+    only_adds: bool,
+    vanished_rows: i64,
+    new_files: Vec<Arc<str>>,
+}
+
+enum Preparation {
+    Car(Box<PreparedCar>),
+    Failure(ReasonCode, String),
+}
+
+impl Worker {
+    /// Writes the candidates of a train, stacked on the target's head.
+    pub(super) async fn write_candidates(
+        &self,
+        gathered: &Gathered,
+        cars: Vec<Car>,
+    ) -> Result<Staging, WorkerError> {
+        let facts = &gathered.table.facts;
+        let head = gathered.head.and_then(|id| facts.snapshots.get(id));
+        let mut chain_start: Option<&SnapshotFact> = head;
+        let mut staged: Vec<StagedCar> = Vec::new();
+        let mut changes: Vec<SnapshotChange> = Vec::new();
+        let mut owners: HashMap<SnapshotId, RequestId> = HashMap::new();
+        let mut failures: Vec<CarFailure> = Vec::new();
+        let mut new_files: Vec<Arc<str>> = Vec::new();
+        let mut taken_ids: BTreeSet<SnapshotId> = BTreeSet::new();
+
+        let missing = self.missing_of(gathered, &cars).await?;
+        for car in cars {
+            if let Some(path) = missing.get(&car.request) {
+                failures.push(CarFailure {
+                    request: car.request,
+                    code: ReasonCode::DataFileMissing,
+                    text: format!("{path} does not exist"),
+                });
+                continue;
+            }
+            let request = car.request;
+            if car.action == CarAction::FastForward {
+                let candidates = facts.snapshots.after(gathered.head, car.pinned).unwrap_or_default();
+                chain_start = facts.snapshots.get(car.pinned);
+                let touched = mergeberg_kernel::classify::touched(&car.classification.units);
+                let only_adds = car.classification.units.iter().all(|u| u.removed().next().is_none());
+                staged.push(StagedCar {
+                    parent: gathered.head,
+                    candidates,
+                    only_adds,
+                    touched,
+                    vanished_rows: 0,
+                    car,
+                });
+                continue;
+            }
+            match self.prepare(gathered, &car, &mut taken_ids).await? {
+                Preparation::Failure(code, text) => failures.push(CarFailure { request, code, text }),
+                Preparation::Car(prepared) => {
+                    let PreparedCar { changes: own, touched, only_adds, vanished_rows, new_files: own_files } =
+                        *prepared;
+                    let candidates: Vec<SnapshotId> = own.iter().map(|c| c.id).collect();
+                    for id in &candidates {
+                        owners.insert(*id, request);
+                    }
+                    changes.extend(own);
+                    new_files.extend(own_files);
+                    staged.push(StagedCar {
+                        parent: None,
+                        candidates,
+                        only_adds,
+                        touched,
+                        vanished_rows,
+                        car,
+                    });
+                }
+            }
+        }
+        if !failures.is_empty() {
+            return Ok(Staging::Failed(failures));
+        }
+
+        let mut writer = SnapshotWriter::on(&self.store, &gathered.table, chain_start).await?;
+        let snapshots = match writer.add_all(changes).await {
+            Ok(snapshots) => snapshots,
+            Err(error) => match failure_of(&error, &owners) {
+                Some(failure) => return Ok(Staging::Failed(vec![failure])),
+                None => return Err(error.into()),
+            },
+        };
+        // Each car's parent is the tail of the one before.
+        let mut parent = gathered.head;
+        for car in &mut staged {
+            car.parent = parent;
+            parent = car.tail().or(parent);
+        }
+        let Some(tail) = parent else {
+            return Err(WorkerError::Bug("a train without candidates was staged".to_owned()));
+        };
+        let mut written = writer.written_files().clone();
+        written.data_files.extend(new_files);
+        Ok(Staging::Ready(Candidates { cars: staged, snapshots, tail, written }))
+    }
+
+    /// Rule R10: every file that is published again is looked for right before staging.
+    async fn missing_of(
+        &self,
+        gathered: &Gathered,
+        cars: &[Car],
+    ) -> Result<HashMap<RequestId, Arc<str>>, WorkerError> {
+        let mut owner: HashMap<Arc<str>, RequestId> = HashMap::new();
+        for car in cars {
+            let net = NetFiles::of(changes_of(&car.classification.units));
+            for file in car.classification.units.iter().flat_map(Unit::added) {
+                if net.is_added(&file.path) {
+                    owner.insert(Arc::clone(&file.path), car.request);
+                }
+            }
+        }
+        let paths: Vec<Arc<str>> = owner.keys().cloned().collect();
+        let missing = missing_files(&gathered.table, paths).await?;
+        Ok(missing
+            .into_iter()
+            .filter_map(|path| owner.get(&path).map(|request| (*request, Arc::clone(&path))))
+            .collect())
+    }
+
+    async fn prepare(
+        &self,
+        gathered: &Gathered,
+        car: &Car,
+        taken_ids: &mut BTreeSet<SnapshotId>,
+    ) -> Result<Preparation, WorkerError> {
+        let mut prepared = PreparedCar {
+            changes: Vec::new(),
+            touched: BTreeSet::new(),
+            only_adds: true,
+            vanished_rows: 0,
+            new_files: Vec::new(),
+        };
+        // What this car has done to the chain so far: a later unit removes what an earlier one added.
+        let mut overlay = NetFiles::default();
+        for unit in &car.classification.units {
+            let as_is = car.action == CarAction::Pick || unit.kind == UnitKind::BlindAppend;
+            let outcome = if as_is {
+                self.prepare_pick(gathered, car, unit, taken_ids, &mut prepared, &mut overlay).await?
+            } else {
+                self.prepare_replay(gathered, car, unit, taken_ids, &mut prepared, &overlay).await?
+            };
+            if let Some((code, text)) = outcome {
+                return Ok(Preparation::Failure(code, text));
+            }
+        }
+        Ok(Preparation::Car(Box::new(prepared)))
+    }
+
+    /// Every snapshot of the unit again, one candidate each, with the very same files.
+    async fn prepare_pick(
+        &self,
+        gathered: &Gathered,
+        car: &Car,
+        unit: &Unit,
+        taken_ids: &mut BTreeSet<SnapshotId>,
+        prepared: &mut PreparedCar,
+        overlay: &mut NetFiles,
+    ) -> Result<Option<(ReasonCode, String)>, WorkerError> {
+        for change in &unit.changes {
+            let Some(source) = gathered.table.facts.snapshots.get(change.snapshot) else {
+                return Ok(Some((
+                    ReasonCode::BranchGone,
+                    format!("snapshot {} is not in the table any more", change.snapshot),
+                )));
+            };
+            if change.is_empty() {
+                continue;
+            }
+            let added = self.store.added_files(&gathered.table, source).await?;
+            prepared.touched.extend(change.partitions().cloned());
+            prepared.only_adds &= change.removed.is_empty();
+            overlay.apply(change);
+            prepared.changes.push(SnapshotChange {
+                id: self.fresh_id(gathered, taken_ids),
+                label: change.label.clone(),
+                add: added.into_iter().map(AddedFile::from).collect(),
+                remove: change.removed.iter().map(|f| Arc::clone(&f.path)).collect(),
+                summary: stamps(car, source),
+                now_ms: self.now_ms(),
+                schema_id: gathered.table.facts.current_schema_id,
+            });
+        }
+        Ok(None)
+    }
+
+    /// The unit's operation run against the car's parent. Nothing ahead in the train lies in its scope, so
+    /// the planned head with this car's own changes laid over it is that parent, as far as it can matter.
+    async fn prepare_replay(
+        &self,
+        gathered: &Gathered,
+        car: &Car,
+        unit: &Unit,
+        taken_ids: &mut BTreeSet<SnapshotId>,
+        prepared: &mut PreparedCar,
+        overlay: &NetFiles,
+    ) -> Result<Option<(ReasonCode, String)>, WorkerError> {
+        let facts = &gathered.table.facts;
+        let source = unit.last_snapshot().and_then(|id| facts.snapshots.get(id));
+        let Some(source) = source else {
+            return Ok(Some((ReasonCode::BranchGone, "the branch's snapshots are gone".to_owned())));
+        };
+        let (add, remove) = match (&unit.kind, unit.record.as_ref().map(|r| &r.operation)) {
+            (UnitKind::ReplacePartitions { .. }, _) => {
+                match self.replace_partitions(gathered, unit, overlay, prepared).await? {
+                    Ok(files) => files,
+                    Err(failure) => return Ok(Some(failure)),
+                }
+            }
+            (UnitKind::OverwriteWhere, Some(Operation::OverwriteWhere { filter, query, inputs })) => {
+                let input = ReplayInput {
+                    table: Arc::clone(&gathered.table),
+                    head: gathered.head.and_then(|id| facts.snapshots.get(id)),
+                    filter,
+                    query,
+                    inputs,
+                    expected_rows: unit.record.as_ref().and_then(|r| r.expected_rows),
+                };
+                let replayed =
+                    crate::replay::overwrite_where(&self.engine, &self.store, &*self.catalog, &input).await;
+                match replayed {
+                    Ok(outcome) => {
+                        let new: Vec<Arc<str>> =
+                            outcome.added.iter().map(|f: &NewDataFile| Arc::clone(&f.fact.path)).collect();
+                        prepared.new_files.extend(new);
+                        prepared.touched.extend(outcome.touched.iter().cloned());
+                        (outcome.added.into_iter().map(AddedFile::from).collect(), outcome.removed)
+                    }
+                    Err(ReplayError::Table(error)) => return Err(error.into()),
+                    Err(ReplayError::Catalog(error)) => return Err(error.into()),
+                    Err(ReplayError::Request { code, text }) => return Ok(Some((code, text))),
+                }
+            }
+            _ => {
+                return Ok(Some((
+                    ReasonCode::Conflict,
+                    format!("snapshot {} has no recorded operation that could be run again", source.id),
+                )));
+            }
+        };
+        prepared.only_adds &= remove.is_empty();
+        if add.is_empty() && remove.is_empty() {
+            return Ok(None);
+        }
+        let label = if remove.is_empty() {
+            "append"
+        } else if add.is_empty() {
+            "delete"
+        } else {
+            "overwrite"
+        };
+        prepared.changes.push(SnapshotChange {
+            id: self.fresh_id(gathered, taken_ids),
+            label: label.to_owned(),
+            add,
+            remove,
+            summary: stamps(car, source),
+            now_ms: self.now_ms(),
+            schema_id: facts.current_schema_id,
+        });
+        Ok(None)
+    }
+
+    /// Rule D5: the target's files of exactly those (spec id, tuple) go, the branch's files come.
+    async fn replace_partitions(
+        &self,
+        gathered: &Gathered,
+        unit: &Unit,
+        overlay: &NetFiles,
+        prepared: &mut PreparedCar,
+    ) -> Result<Result<(Vec<AddedFile>, BTreeSet<Arc<str>>), (ReasonCode, String)>, WorkerError> {
+        let facts = &gathered.table.facts;
+        let partitions: BTreeSet<Arc<Partition>> = unit.partitions();
+        let net = NetFiles::of(unit.changes.iter().map(AsRef::as_ref));
+        let mut add: BTreeMap<Arc<str>, AddedFile> = BTreeMap::new();
+        for change in &unit.changes {
+            let Some(source) = facts.snapshots.get(change.snapshot) else { continue };
+            for file in self.store.added_files(&gathered.table, source).await? {
+                if net.is_added(&file.fact.path) {
+                    add.insert(Arc::clone(&file.fact.path), AddedFile::from(file));
+                }
+            }
+        }
+        let mut remove: BTreeSet<Arc<str>> = BTreeSet::new();
+        let head = gathered.head.and_then(|id| facts.snapshots.get(id));
+        let live = match head {
+            Some(head) => {
+                let scope = FileScope::Partitions(partitions.iter().cloned().collect());
+                self.store.live_files(&gathered.table, head, &scope).await?
+            }
+            None => Default::default(),
+        };
+        if let Some(delete) = live.deletes.first() {
+            return Ok(Err((
+                ReasonCode::DeleteFilesUnsupported,
+                format!("partition {} of the target has row-level delete files", delete.fact.partition),
+            )));
+        }
+        let branch_removed: BTreeSet<&Arc<str>> = unit.removed().map(|f| &f.path).collect();
+        let gone_live: Vec<&LiveFile> = live.data.iter().filter(|f| !overlay.is_gone(&f.fact.path)).collect();
+        for file in gone_live {
+            if !partitions.contains(&file.fact.partition) {
+                return Ok(Err((
+                    ReasonCode::OverlappingSpecs,
+                    format!("{} lies in {} of another spec", file.fact.path, file.fact.partition),
+                )));
+            }
+            // A path live on both sides stays as it is (rule D6).
+            if add.remove(&file.fact.path).is_some() {
+                continue;
+            }
+            if !branch_removed.contains(&file.fact.path) {
+                prepared.vanished_rows += file.fact.records;
+            }
+            remove.insert(Arc::clone(&file.fact.path));
+        }
+        // What an earlier unit of this car put there goes as well.
+        for file in unit.removed() {
+            if overlay.is_added(&file.path) {
+                remove.insert(Arc::clone(&file.path));
+            }
+        }
+        prepared.touched.extend(partitions);
+        Ok(Ok((add.into_values().collect(), remove)))
+    }
+
+    fn fresh_id(&self, gathered: &Gathered, taken: &mut BTreeSet<SnapshotId>) -> SnapshotId {
+        loop {
+            let id = new_snapshot_id(&gathered.table.facts, || (self.random)());
+            if taken.insert(id) {
+                return id;
+            }
+        }
+    }
+}
+
+fn changes_of(units: &[Unit]) -> impl Iterator<Item = &ChangeSet> {
+    units.iter().flat_map(|unit| unit.changes.iter().map(AsRef::as_ref))
+}
+
+/// What a candidate says of its origin (rule D7; Java: `CherryPickOperation`).
+fn stamps(car: &Car, source: &SnapshotFact) -> BTreeMap<String, String> {
+    let mut summary = BTreeMap::new();
+    summary.insert(SOURCE_SNAPSHOT_ID.to_owned(), source.id.to_string());
+    summary.insert(REQUEST_KEY.to_owned(), car.request.to_string());
+    if let Some(wap) = source.summary.get(WAP_ID).filter(|wap| !wap.is_empty()) {
+        summary.insert(PUBLISHED_WAP_ID.to_owned(), wap.clone());
+    }
+    summary
+}
+
+/// The car that an error of the writer belongs to; `None` when it is nobody's.
+fn failure_of(error: &TableError, owners: &HashMap<SnapshotId, RequestId>) -> Option<CarFailure> {
+    let snapshot = match error {
+        TableError::NotLive { snapshot, .. }
+        | TableError::PathTaken { snapshot, .. }
+        | TableError::InvalidChange { snapshot, .. } => *snapshot,
+        _ => return None,
+    };
+    let request = *owners.get(&snapshot)?;
+    Some(CarFailure { request, code: error.reason(), text: error.to_string() })
+}

@@ -1,0 +1,157 @@
+//! Structure events: schema, spec and sort order belong to the table, so a change of them is one review
+//! item for the table, not one for each request (design, section 8).
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use mergeberg_kernel::admission::StructureStanding;
+use mergeberg_kernel::change::ChangeSet;
+use mergeberg_kernel::ids::{Digest, Principal, SchemaId, SnapshotId, SpecId};
+use mergeberg_kernel::lineage::Line;
+use mergeberg_kernel::structure::{StructureChange, StructureId, structure_changes, unreadable_as};
+
+use super::context::{Lane, Worker};
+use super::error::WorkerError;
+use crate::ledger::{NewReview, ReviewFilter, ReviewWord};
+use crate::table::loaded::LoadedTable;
+
+/// Who accepted the structure that the queue found at first sight.
+pub const FIRST_SIGHT: &str = "first-sight";
+
+/// The accepted structures of a table, and the decisions on others.
+#[derive(Debug)]
+pub(super) struct Structures {
+    accepted: Vec<StructureId>,
+    /// Accepted by a review: a barrier until something under it is on the target.
+    reviewed: HashSet<SchemaId>,
+    policy: Digest,
+    decided: BTreeMap<StructureId, ReviewWord>,
+}
+
+impl Worker {
+    /// What is accepted, after the table's present structure was looked at: the first one ever seen is
+    /// accepted, any other gets its review item.
+    pub(super) async fn structures(
+        &self,
+        lane: &Lane,
+        table: &LoadedTable,
+        policy: &Digest,
+    ) -> Result<Structures, WorkerError> {
+        let facts = &table.facts;
+        let current = facts.structure();
+        if self.ledger.accepted(&lane.uuid).await?.is_empty() {
+            let by = Principal::new(FIRST_SIGHT);
+            self.ledger.accept(&lane.uuid, current, &by, self.now_ms()).await?;
+        }
+        let known = self.known_structures(lane, table, policy).await?;
+        if !known.accepted.contains(&current) && !known.is_open_or_decided(current) {
+            self.open_review(lane, table, &known, current).await?;
+        }
+        Ok(known)
+    }
+
+    /// What is accepted, without writing anything. A table that the queue never saw counts as accepted.
+    pub(super) async fn known_structures(
+        &self,
+        lane: &Lane,
+        table: &LoadedTable,
+        policy: &Digest,
+    ) -> Result<Structures, WorkerError> {
+        let rows = self.ledger.accepted(&lane.uuid).await?;
+        let mut accepted: Vec<StructureId> = rows.iter().map(|row| row.structure).collect();
+        if accepted.is_empty() {
+            accepted.push(table.facts.structure());
+        }
+        let filter = ReviewFilter { table_uuid: Some(lane.uuid.clone()), ..ReviewFilter::default() };
+        let reviews = self.ledger.reviews(&filter).await?;
+        Ok(Structures {
+            accepted,
+            reviewed: rows
+                .iter()
+                .filter(|row| row.by.as_str() != FIRST_SIGHT)
+                .map(|row| row.structure.schema_id)
+                .collect(),
+            policy: policy.clone(),
+            decided: reviews.into_iter().map(|row| (row.structure, row.state.word())).collect(),
+        })
+    }
+
+    pub(super) async fn open_review(
+        &self,
+        lane: &Lane,
+        table: &LoadedTable,
+        structures: &Structures,
+        structure: StructureId,
+    ) -> Result<(), WorkerError> {
+        let Some(before) = structures.accepted.last() else { return Ok(()) };
+        let changes: Vec<StructureChange> = structure_changes(&table.facts, *before, structure);
+        self.ledger
+            .open_review(
+                &NewReview {
+                    table_uuid: lane.uuid.clone(),
+                    table: lane.table.clone(),
+                    structure,
+                    binding: binding(&changes),
+                    changes,
+                    policy: structures.policy.clone(),
+                },
+                self.now_ms(),
+            )
+            .await?;
+        Ok(())
+    }
+}
+
+impl Structures {
+    fn is_open_or_decided(&self, structure: StructureId) -> bool {
+        self.decided.get(&structure).is_some_and(|word| *word != ReviewWord::Lapsed)
+    }
+
+    /// How the structure under which a source was written stands.
+    pub fn standing(&self, table: &LoadedTable, changes: &[&ChangeSet], target: &Line) -> StructureStanding {
+        let facts = &table.facts;
+        let schemas: BTreeSet<SchemaId> = changes.iter().filter_map(|c| c.schema_id).collect();
+        let specs: BTreeSet<SpecId> =
+            changes.iter().flat_map(|c| &c.added).map(|f| f.partition.spec_id).collect();
+        for spec_id in &specs {
+            if !self.accepted.iter().any(|s| s.spec_id == *spec_id) {
+                return self.unaccepted(StructureId { spec_id: *spec_id, ..facts.structure() });
+            }
+        }
+        let mut barrier = false;
+        for schema_id in &schemas {
+            if !self.accepted.iter().any(|s| s.schema_id == *schema_id) {
+                return self.unaccepted(StructureId { schema_id: *schema_id, ..facts.structure() });
+            }
+            barrier |= self.reviewed.contains(schema_id) && !landed_under(table, *schema_id, target.ids());
+            if let (Some(written), Some(current)) =
+                (facts.schemas.get(schema_id), facts.schemas.get(&facts.current_schema_id))
+            {
+                let unreadable = unreadable_as(written, current);
+                if !unreadable.is_empty() {
+                    let texts: Vec<&str> = unreadable.iter().map(|c| c.text.as_str()).collect();
+                    return StructureStanding::Unreadable(texts.join("; "));
+                }
+            }
+        }
+        if barrier { StructureStanding::Barrier } else { StructureStanding::Accepted }
+    }
+
+    fn unaccepted(&self, structure: StructureId) -> StructureStanding {
+        match self.decided.get(&structure) {
+            Some(ReviewWord::Rejected) => StructureStanding::Rejected,
+            Some(ReviewWord::Approved | ReviewWord::Open) => StructureStanding::InReview,
+            Some(ReviewWord::Lapsed) | None => StructureStanding::Unknown(structure),
+        }
+    }
+}
+
+/// What an approval is given for: the account of the change, field by field.
+fn binding(changes: &[StructureChange]) -> Digest {
+    Digest::of(changes.iter().map(|change| change.text.as_str()))
+}
+
+fn landed_under(table: &LoadedTable, schema_id: SchemaId, line: &[SnapshotId]) -> bool {
+    line.iter()
+        .filter_map(|id| table.facts.snapshots.get(*id))
+        .any(|snapshot| snapshot.schema_id == Some(schema_id))
+}
