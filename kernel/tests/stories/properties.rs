@@ -338,8 +338,8 @@ proptest! {
 
 /// Evidence of a train of cars 1..=6, in order.
 fn any_evidence() -> impl Strategy<Value = Vec<TrainEvidence>> {
-    let violation = (vec(1..7_i64, 1..4), prop_oneof![3 => Just(false), 1 => Just(true)]);
-    let shared = (vec(violation, 0..4), 0..8_u8, select(&["keys", "nulls", "values"][..])).prop_map(
+    let violation = (vec(1..7_i64, 0..4), prop_oneof![3 => Just(false), 1 => Just(true)]);
+    let shared = (vec(violation.clone(), 0..4), 0..8_u8, select(&["keys", "nulls", "values"][..])).prop_map(
         |(violations, result, check)| {
             let named: Vec<verdicts::Origins> = violations.iter().map(|(r, b)| (&r[..], *b)).collect();
             let result = match result {
@@ -350,13 +350,14 @@ fn any_evidence() -> impl Strategy<Value = Vec<TrainEvidence>> {
             verdicts::evidence(&[1, 2, 3, 4, 5, 6], check, result, &named)
         },
     );
-    let single = (1..7_i64, 0..8_u8).prop_map(|(request, result)| {
+    let single = (1..7_i64, 0..8_u8, vec(violation, 0..3)).prop_map(|(request, result, violations)| {
+        let named: Vec<verdicts::Origins> = violations.iter().map(|(r, b)| (&r[..], *b)).collect();
         let result = match result {
             0 => CheckResult::CouldNotRun { error: "disk full".to_owned() },
             1 => CheckResult::Failed { code: ReasonCode::RowCount },
             _ => CheckResult::Passed,
         };
-        verdicts::evidence(&[request], "rows", result, &[])
+        verdicts::evidence(&[request], "rows", result, &named)
     });
     vec(prop_oneof![shared, single], 0..5)
 }
@@ -392,7 +393,7 @@ proptest! {
         // Nothing that was found remains among those who stay, and the first of a violation stays unless
         // something else is against it.
         for item in &evidence {
-            if !matches!(item.evidence.result, CheckResult::Failed { .. }) {
+            if item.requests.len() == 1 || !matches!(item.evidence.result, CheckResult::Failed { .. }) {
                 continue;
             }
             for violation in &item.evidence.violations {

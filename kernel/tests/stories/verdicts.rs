@@ -46,6 +46,10 @@ pub fn failed(requests: &[i64], check: &str, violations: &[Origins]) -> TrainEvi
     evidence(requests, check, CheckResult::Failed { code }, violations)
 }
 
+fn rows_failed(requests: &[i64], violations: &[Origins]) -> TrainEvidence {
+    evidence(requests, "rows", CheckResult::Failed { code: ReasonCode::RowCount }, violations)
+}
+
 fn could_not_run(requests: &[i64], check: &str) -> TrainEvidence {
     evidence(requests, check, CheckResult::CouldNotRun { error: "disk full".to_owned() }, &[])
 }
@@ -166,19 +170,41 @@ fn a_check_of_one_candidate_speaks_of_its_car() {
 fn promise_7_a_candidate_that_stood_on_an_evicted_car_proves_no_fault() {
     // Candidate 2 contains the rows of 1. When 1 leaves, what was counted on 2 says nothing of 2 alone:
     // it stays and is checked again.
-    let one = failed(&[1], "rows", &[]);
-    let two = failed(&[2], "rows", &[]);
+    let one = failed(&[1], "keys", &[]);
+    let two = rows_failed(&[2], &[]);
     assert_eq!(words(&[1, 2], &[one.clone(), two.clone()]), "1 duplicate-key");
-    assert_eq!(words(&[1, 2], &[two.clone(), one]), "1 duplicate-key");
-    // Named rows do tell: its own, or those of the base.
+    assert_eq!(words(&[1, 2], &[two.clone(), one.clone()]), "1 duplicate-key");
+    // Also when the total names its car, and when rows of the base take part: that base is the car ahead.
+    assert_eq!(words(&[1, 2], &[one.clone(), rows_failed(&[2], &[(&[2], false)])]), "1 duplicate-key");
     let nulls = failed(&[1], "nulls", &[(&[1], false)]);
+    assert_eq!(words(&[1, 2], &[nulls.clone(), failed(&[2], "keys", &[(&[2], true)])]), "1 not-null");
+    assert_eq!(words(&[1, 2], &[nulls.clone(), failed(&[2], "keys", &[(&[1, 2], false)])]), "1 not-null");
+    // Rows of its own do tell.
     assert_eq!(
-        words(&[1, 2], &[nulls.clone(), failed(&[2], "keys", &[(&[2], true)])]),
+        words(&[1, 2], &[nulls, failed(&[2], "keys", &[(&[2, 2], false)])]),
         "1 not-null, 2 duplicate-key"
     );
-    assert_eq!(words(&[1, 2], &[nulls, failed(&[2], "keys", &[(&[1, 2], false)])]), "1 not-null");
     // Behind a car that stays it is its own fault.
-    assert_eq!(words(&[1, 2], &[two]), "2 duplicate-key");
+    assert_eq!(words(&[1, 2], &[two]), "2 row-count");
+    assert_eq!(words(&[1, 2], &[rows_failed(&[2], &[(&[2], false)])]), "2 row-count");
+}
+
+#[test]
+fn rule_e1_a_base_that_is_dirty_already_is_nobodys_fault() {
+    // A strict check that found nothing but rows of the base.
+    for requests in [&[1][..], &[1, 2]] {
+        let decision = words(requests, &[failed(requests, "keys", &[(&[], true)])]);
+        assert!(!decision.contains("duplicate-key"), "{decision}");
+        assert!(decision.starts_with("1 could-not-run"), "{decision}");
+    }
+}
+
+#[test]
+fn rule_e3_a_car_behind_does_not_cost_one_ahead_its_place() {
+    // 2 is not under the check of 1, and brings the key that 1 has. 1 came first and lands first.
+    let keys = failed(&[1], "keys", &[(&[1, 2], false)]);
+    assert_eq!(words(&[1, 2], std::slice::from_ref(&keys)), "2 could-not-run");
+    assert_eq!(words(&[2, 1], &[keys]), "1 duplicate-key");
 }
 
 #[test]
