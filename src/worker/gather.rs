@@ -263,12 +263,21 @@ impl Worker {
         } else {
             RewriteProof::None
         };
-        let parent_files = match (&change.record, change.removed.is_empty(), snapshot.parent) {
-            (RecordFinding::Absent, false, Some(parent)) => match table.facts.snapshots.get(parent) {
+        // Rule C7 asks whether every file of the partitions concerned was removed. Of a recorded
+        // replace-partitions that holds for those that it only added to as well.
+        let replaces = match &change.record {
+            RecordFinding::Absent => !change.removed.is_empty(),
+            RecordFinding::Found(record) => record.operation == Operation::ReplacePartitions,
+            RecordFinding::Invalid(_) => false,
+        };
+        let parent_files = match (replaces, snapshot.parent) {
+            (true, Some(parent)) => match table.facts.snapshots.get(parent) {
                 Some(parent) => {
-                    let removed: BTreeSet<Arc<Partition>> =
-                        change.removed.iter().map(|f| Arc::clone(&f.partition)).collect();
-                    let scope = FileScope::Partitions(removed.into_iter().collect());
+                    let concerned: BTreeSet<Arc<Partition>> = match &change.record {
+                        RecordFinding::Found(_) => change.partitions().cloned().collect(),
+                        _ => change.removed.iter().map(|f| Arc::clone(&f.partition)).collect(),
+                    };
+                    let scope = FileScope::Partitions(concerned.into_iter().collect());
                     let live = self.store.live_files(table, parent, &scope).await?;
                     Some(Arc::new(live.data.iter().map(|f| Arc::clone(&f.fact.path)).collect()))
                 }
