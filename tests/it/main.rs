@@ -5,3 +5,4 @@
 mod pins;
 mod queue_basics;
 mod support;
+mod worker_process;
