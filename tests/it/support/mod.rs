@@ -1,5 +1,8 @@
 //! A queue with its table in a temporary folder, and the words that the tests are told in.
 
+pub mod child;
+pub mod scripted;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
