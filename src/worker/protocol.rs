@@ -144,10 +144,12 @@ impl Worker {
             let mut classification = None;
             let (event, detail) = match verdict {
                 Verdict::Hold { code, text, witnesses } => {
-                    if row.state == RequestState::Held(*code) {
+                    let told = detail(text, witnesses);
+                    // Who is ahead may have changed while the reason did not.
+                    if row.state == RequestState::Held(*code) && row.detail.as_ref() == Some(&told) {
                         continue;
                     }
-                    (RequestEvent::Hold(*code), detail(text, witnesses))
+                    (RequestEvent::Hold(*code), told)
                 }
                 Verdict::Refuse { code, text, class, witnesses } => {
                     classification = class.map(|class| class.word().to_owned());

@@ -6,3 +6,4 @@ mod oracle;
 mod pins;
 mod queue_basics;
 mod support;
+mod worker_process;
