@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod crashes;
+mod oracle;
 mod pins;
 mod queue_basics;
 mod support;
