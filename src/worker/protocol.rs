@@ -195,7 +195,7 @@ impl Worker {
                 request: car.request,
                 event: RequestEvent::Admit,
                 train: Some(train.clone()),
-                classification: Some(car.classification.class.word().to_owned()),
+                classification: Some(car.word().to_owned()),
                 detail: Some(detail(&car.classification.text, &car.classification.witnesses)),
             })
             .collect();
