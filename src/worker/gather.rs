@@ -128,7 +128,7 @@ impl Worker {
                     .is_some_and(|landed| !landed.iter().any(|id| line.contains(*id))),
                 structure: StructureStanding::Accepted,
                 units: Ok(Vec::new()),
-                broken: taken_tag(&table, &class, row, self.now_ms()),
+                broken: not_a_branch(&table, row).or_else(|| taken_tag(&table, &class, row, self.now_ms())),
                 target_side,
             };
             if let Some(base) = base_id
@@ -317,6 +317,14 @@ fn source_now(table: &LoadedTable, row: &RequestRow) -> SourceNow {
         }
         None => SourceNow::Gone,
     }
+}
+
+/// A tag took the name since (case O09): it is no source, and nobody hands it over to be dropped (rule R6).
+fn not_a_branch(table: &LoadedTable, row: &RequestRow) -> Option<(ReasonCode, String)> {
+    let reference = table.facts.refs.get(&row.source)?;
+    (!reference.is_branch()).then(|| {
+        (ReasonCode::NotABranch, format!("'{}' is a tag now; pinned was snapshot {}", row.source, row.pinned))
+    })
 }
 
 /// Rule R5: a tag's name must be free; a taken one concerns only its own request.

@@ -79,10 +79,8 @@ impl Worker {
                 fast_forward_allowed: gathered.all_fresh,
             },
         );
-        let mut progress = Progress {
-            landed: 0,
-            changed: self.record_verdicts(epoch, &gathered, &plan.verdicts).await?,
-        };
+        let mut progress =
+            Progress { landed: 0, changed: self.record_verdicts(epoch, &gathered, &plan.verdicts).await? };
         if plan.cars.is_empty() {
             return Ok(progress);
         }
@@ -197,7 +195,7 @@ impl Worker {
                 request: car.request,
                 event: RequestEvent::Admit,
                 train: Some(train.clone()),
-                classification: Some(car.classification.class.word().to_owned()),
+                classification: Some(car.word().to_owned()),
                 detail: Some(detail(&car.classification.text, &car.classification.witnesses)),
             })
             .collect();

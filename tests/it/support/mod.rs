@@ -2,6 +2,9 @@
 
 pub mod child;
 pub mod scripted;
+mod story;
+
+pub use story::{Moment, columns, days, decimal, keyed_record, long, text};
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -95,18 +98,23 @@ impl House {
 
     /// ORD without any snapshot.
     pub async fn empty(policy: &str) -> Self {
-        let dir = TempDir::new().unwrap();
-        std::fs::create_dir(dir.path().join("policies")).unwrap();
-        std::fs::write(dir.path().join("policies/orders.toml"), policy).unwrap();
-        let clock = Arc::new(AtomicI64::new(1_790_000_000_000));
-        let catalog = Arc::new(Self::catalog_in(dir.path(), &clock, true).await);
-        let ledger = Ledger::open_or_create(dir.path().join("ledger.db")).await.unwrap();
         let definition = TableDefinition::default()
             .column("order_id", "long", true)
             .column("order_date", "date", true)
             .column("status", "string", false)
             .column("amount", "decimal(12, 2)", false)
             .partitioned_by("order_date", "identity");
+        Self::with_table(definition, policy).await
+    }
+
+    /// `shop.orders` with other columns.
+    pub async fn with_table(definition: TableDefinition, policy: &str) -> Self {
+        let dir = TempDir::new().unwrap();
+        std::fs::create_dir(dir.path().join("policies")).unwrap();
+        std::fs::write(dir.path().join("policies/orders.toml"), policy).unwrap();
+        let clock = Arc::new(AtomicI64::new(1_790_000_000_000));
+        let catalog = Arc::new(Self::catalog_in(dir.path(), &clock, true).await);
+        let ledger = Ledger::open_or_create(dir.path().join("ledger.db")).await.unwrap();
         catalog.create_namespace("shop").await.unwrap();
         let table: TableName = ORDERS.parse().unwrap();
         catalog.define_table(&table, &definition).await.unwrap();
