@@ -10,6 +10,7 @@
 //! - `MERGEBERG_ORACLE_SEED=17 cargo test --test it oracle` plays the one of seed 17 (with the length that
 //!   `MERGEBERG_ORACLE_STEPS` names).
 
+mod found;
 mod history;
 mod judge;
 mod pipeline;
