@@ -146,6 +146,19 @@ impl House {
         Self { dir, catalog, ledger, writer, worker, clock, table }
     }
 
+    /// A worker over this House with a catalog that misbehaves on order.
+    pub fn misled_worker(&self) -> (Arc<scripted::Scripted>, Worker) {
+        let catalog = scripted::Scripted::over(&self.catalog);
+        let worker = Self::worker_over(
+            &self.dir,
+            Arc::clone(&catalog) as Arc<dyn Catalog>,
+            &self.ledger,
+            &self.clock,
+            "misled",
+        );
+        (catalog, worker)
+    }
+
     /// A worker over the same ledger and policies, and any catalog.
     pub fn worker_over(
         dir: &TempDir,
