@@ -1,6 +1,7 @@
 //! A queue with its table in a temporary folder, and the words that the tests are told in.
 
 pub mod child;
+pub mod python;
 pub mod scripted;
 
 use std::collections::BTreeMap;
