@@ -101,12 +101,12 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Prefix of every temporary branch of a queue (rule R7).
+/// Prefix of every temporary branch of a queue: a sweep touches only its own (rule R7).
 pub fn temporary_prefix(queue: &QueueId) -> String {
     format!("mergeberg/tmp/{queue}/")
 }
 
-/// The temporary branch of a train: its fence.
+/// The temporary branch of a train: its fence. It is never used twice.
 pub fn temporary_ref(queue: &QueueId, train: &TrainId) -> RefName {
     RefName(format!("{}{train}", temporary_prefix(queue)))
 }

@@ -23,7 +23,7 @@ use mergeberg_kernel::classify::Witness;
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::ids::{Epoch, IntentId, RefName, RequestId, SnapshotId, TrainId};
-use mergeberg_kernel::policy::OnSourceMoved;
+use mergeberg_kernel::policy::{ClassPolicy, OnSourceMoved};
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::{RequestEvent, RequestState};
 use mergeberg_kernel::verdict::{Eviction, TrainDecision, TrainEvidence, decide};
@@ -34,7 +34,7 @@ use super::error::WorkerError;
 use super::gather::Gathered;
 use super::losses::{Loss, conflict};
 use super::settle::{Finding, read_outcome};
-use super::stage::{Candidates, CarFailure, StagedCar, Staging};
+use super::stage::{Candidates, CarFailure, Staging};
 use super::step::{Step, reached};
 use crate::ledger::{Change, Intent, IntentCar, TrainRow, TrainStatus};
 use crate::table::catalog::CommitOutcome;
@@ -142,10 +142,12 @@ impl Worker {
             let mut classification = None;
             let (event, detail) = match verdict {
                 Verdict::Hold { code, text, witnesses } => {
-                    if row.state == RequestState::Held(*code) {
+                    let told = detail(text, witnesses);
+                    // Who is ahead may have changed while the reason did not.
+                    if row.state == RequestState::Held(*code) && row.detail.as_ref() == Some(&told) {
                         continue;
                     }
-                    (RequestEvent::Hold(*code), detail(text, witnesses))
+                    (RequestEvent::Hold(*code), told)
                 }
                 Verdict::Refuse { code, text, class, witnesses } => {
                     classification = class.map(|class| class.word().to_owned());
@@ -193,7 +195,7 @@ impl Worker {
                 request: car.request,
                 event: RequestEvent::Admit,
                 train: Some(train.clone()),
-                classification: Some(car.classification.class.word().to_owned()),
+                classification: Some(car.word().to_owned()),
                 detail: Some(detail(&car.classification.text, &car.classification.witnesses)),
             })
             .collect();
@@ -442,7 +444,8 @@ impl Worker {
                 }
                 Some(Eviction::CouldNotRun { check, error }) => {
                     let tries = tries_of(gathered, request) + 1;
-                    let detail = json!({ "text": error, "check": check, TRIES: tries });
+                    let wait = CHECK_RETRY_MS.saturating_mul(1 << tries.min(10));
+                    let detail = json!({ "text": error, "check": check, TRIES: tries, RETRY_AT: self.now_ms() + wait });
                     (RequestEvent::Hold(ReasonCode::CheckCouldNotRun), detail)
                 }
                 None => (
@@ -493,9 +496,11 @@ impl Worker {
         self.ledger.write_intent(epoch, &intent, self.now_ms()).await?;
         reached(Step::IntentWritten);
 
+        // One time for the whole landing: a tag's name must not change while it is sent again.
+        let now_ms = self.now_ms();
         let mut tries = 0;
         loop {
-            let (requirements, updates) = landing(gathered, &table, fence, &candidates, &keep);
+            let (requirements, updates) = landing(gathered, &table, fence, &candidates, &keep, now_ms);
             let (loss, why) = match self.catalog.commit(&table, &requirements, updates).await {
                 CommitOutcome::Landed(_) => {
                     reached(Step::Landed);
@@ -612,6 +617,10 @@ pub(super) enum Checked {
 
 /// Key of a request's detail that counts how often a check could not run.
 const TRIES: &str = "tries";
+/// Key of a request's detail: when it is tried again, in milliseconds since 1970.
+const RETRY_AT: &str = "retry-at-ms";
+/// First pause before a check that could not run is tried again, in milliseconds; doubled each time.
+const CHECK_RETRY_MS: i64 = 500;
 
 fn tries_of(gathered: &Gathered, request: RequestId) -> u64 {
     gathered
@@ -624,11 +633,15 @@ fn tries_of(gathered: &Gathered, request: RequestId) -> u64 {
         .unwrap_or_default()
 }
 
-/// Has this request's check failed to run as often as it is tried?
-pub(super) fn waits_for_operator(row: &crate::ledger::RequestRow) -> bool {
-    row.state == RequestState::Held(ReasonCode::CheckCouldNotRun)
-        && row.detail.as_ref().and_then(|d| d.get(TRIES)).and_then(Value::as_u64).unwrap_or_default()
-            >= MAX_CHECK_TRIES
+/// A request whose check could not run waits a little, and after so many tries for an operator.
+pub(super) fn waits_for_its_check(row: &crate::ledger::RequestRow, now_ms: i64) -> bool {
+    if row.state != RequestState::Held(ReasonCode::CheckCouldNotRun) {
+        return false;
+    }
+    let Some(detail) = &row.detail else { return false };
+    let tries = detail.get(TRIES).and_then(Value::as_u64).unwrap_or_default();
+    let retry_at = detail.get(RETRY_AT).and_then(Value::as_i64).unwrap_or_default();
+    tries >= MAX_CHECK_TRIES || now_ms < retry_at
 }
 
 /// Each request with the snapshot that publishes it.
@@ -656,6 +669,15 @@ fn source_at_pin(car: &Car) -> Requirement {
     Requirement::RefAt { name: car.source.clone(), at: Some(car.pinned), role: RefRole::Source }
 }
 
+/// The tag that a class asks for: `{request}` is the request's id, `{date}` the day in UTC.
+pub(super) fn tag_name(class: &ClassPolicy, request: RequestId, now_ms: i64) -> Option<RefName> {
+    let form = class.tag.as_ref()?;
+    let date = chrono::DateTime::from_timestamp_millis(now_ms).map(|at| at.format("%Y-%m-%d").to_string());
+    Some(RefName(
+        form.replace("{request}", &request.to_string()).replace("{date}", &date.unwrap_or_default()),
+    ))
+}
+
 /// A branch that descends from its pin; its class must allow that the pin lands without it.
 fn grew(table: &LoadedTable, candidates: &Candidates, name: &RefName) -> bool {
     let Some(head) = table.facts.head(name) else { return false };
@@ -672,6 +694,7 @@ fn landing(
     fence: &RefName,
     candidates: &Candidates,
     keep: &BTreeSet<RefName>,
+    now_ms: i64,
 ) -> (Vec<Requirement>, Vec<Update>) {
     let planned = &gathered.table.facts;
     let target = &gathered.lane.target;
@@ -698,17 +721,13 @@ fn landing(
         Update::RemoveRef(fence.clone()),
     ];
     let mut dropped: BTreeSet<&RefName> = BTreeSet::new();
-    for car in &candidates.cars {
-        let StagedCar { car, .. } = car;
+    for staged in &candidates.cars {
+        let car = &staged.car;
         if car.drop_source && !keep.contains(&car.source) && dropped.insert(&car.source) {
             requirements.push(source_at_pin(car));
             updates.push(Update::RemoveRef(car.source.clone()));
         }
-        if let (Some(tag), Some(tail)) = (
-            &car.class.tag,
-            candidates.cars.iter().find(|c| c.car.request == car.request).and_then(StagedCar::tail),
-        ) {
-            let name = RefName(tag.replace("{request}", &car.request.to_string()));
+        if let (Some(name), Some(tail)) = (tag_name(&car.class, car.request, now_ms), staged.tail()) {
             requirements.push(Requirement::RefAt { name: name.clone(), at: None, role: RefRole::NewName });
             updates.push(Update::SetRef(RefFact {
                 name,

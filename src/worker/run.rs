@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::context::{Lane, Worker};
 use super::error::{Disposition, WorkerError};
 use super::foreign::TargetStanding;
-use super::protocol::{Progress, waits_for_operator};
+use super::protocol::{Progress, waits_for_its_check};
 use crate::ledger::{Change, LedgerFault, RequestRow, TargetHead};
 use crate::table::catalog::CatalogError;
 use crate::table::loaded::LoadedTable;
@@ -212,7 +212,9 @@ impl Worker {
         // Settling may have moved the table.
         let table = match self.catalog.load(&lane.table).await {
             Ok(table) if table.facts.uuid == lane.uuid => table,
-            Ok(_) | Err(CatalogError::NotFound(_)) => return Ok(Progress { landed: 0, changed: true }),
+            Ok(_) | Err(CatalogError::NotFound(_)) => {
+                return Ok(Progress { landed: 0, changed: true });
+            }
             Err(error) => return Err(error.into()),
         };
         if let TargetStanding::Rewound { known, now } = self.watch_target(lane, &table, policy).await? {
@@ -228,13 +230,11 @@ impl Worker {
                 .await;
         }
         let structures = self.structures(lane, &table, &policy.digest()).await?;
-        let waiting: Vec<RequestRow> = self
-            .ledger
-            .waiting(&lane.uuid, &lane.target)
-            .await?
-            .into_iter()
-            .filter(|row| !waits_for_operator(row))
-            .collect();
+        let now_ms = self.now_ms();
+        let waiting = self.ledger.waiting(&lane.uuid, &lane.target).await?;
+        let table = self.keep_pins(lane, table, &waiting).await?;
+        let waiting: Vec<RequestRow> =
+            waiting.into_iter().filter(|row| !waits_for_its_check(row, now_ms)).collect();
         if waiting.is_empty() {
             return Ok(Progress::default());
         }
@@ -297,7 +297,7 @@ impl Worker {
             return Ok(Progress::default());
         }
         self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
-        Ok(Progress { landed: 0, changed: !matches!(event, RequestEvent::Hold(_)) })
+        Ok(Progress { changed: !matches!(event, RequestEvent::Hold(_)), ..Progress::default() })
     }
 
     /// The table of a lane under its name; another uuid, a new name and no table at all are told apart.

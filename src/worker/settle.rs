@@ -5,9 +5,8 @@
 //! already, the target's ancestry and log tell (rule L4). Everything else is unknown and holds the lane.
 
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
-use mergeberg_kernel::ids::{Epoch, RefName, SnapshotId, TrainId};
+use mergeberg_kernel::ids::{Epoch, QueueId, RefName, SnapshotId, TrainId};
 use mergeberg_kernel::lineage::ChainEnd;
-use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::RequestState;
 
 use super::context::{Lane, Worker, temporary_prefix};
@@ -305,11 +304,8 @@ fn reachable_without(table: &LoadedTable, fence: &RefName) -> std::collections::
     reachable
 }
 
-/// Temporary branches of this queue that no train of the ledger owns, for `doctor` and the report.
-pub fn strays(table: &LoadedTable, queue: &mergeberg_kernel::ids::QueueId) -> Vec<RefName> {
+/// Temporary branches of this queue that are in the catalog.
+fn strays(table: &LoadedTable, queue: &QueueId) -> Vec<RefName> {
     let prefix = temporary_prefix(queue);
     table.facts.refs.keys().filter(|name| name.as_str().starts_with(&prefix)).cloned().collect()
 }
-
-/// The reason under which a lane waits while an outcome is unknown.
-pub const HELD: ReasonCode = ReasonCode::TableHeld;
