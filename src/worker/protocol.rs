@@ -504,7 +504,15 @@ impl Worker {
             let (loss, why) = match self.catalog.commit(&table, &requirements, updates).await {
                 CommitOutcome::Landed(_) => {
                     reached(Step::Landed);
-                    return self.receipt(epoch, &gathered.lane, &intent).await;
+                    if let Some(progress) = self.receipt(epoch, &gathered.lane, &intent).await? {
+                        return Ok(progress);
+                    }
+                    self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
+                    let why = format!(
+                        "the catalog says that it landed, but {} is not at {}",
+                        intent.target, intent.tail
+                    );
+                    (Loss::Unexplained, why)
                 }
                 CommitOutcome::PointerMoved => {
                     let now = self.catalog.load(&gathered.lane.table).await?;
@@ -541,12 +549,16 @@ impl Worker {
         }
     }
 
-    /// Case O01: the head is read from the catalog before anything is called landed.
-    async fn receipt(&self, epoch: Epoch, lane: &Lane, intent: &Intent) -> Result<Progress, WorkerError> {
+    /// Case O01: the target is read from the catalog before anything is called landed. `None`: it is not.
+    async fn receipt(
+        &self,
+        epoch: Epoch,
+        lane: &Lane,
+        intent: &Intent,
+    ) -> Result<Option<Progress>, WorkerError> {
         let table = self.catalog.load(&intent.table).await?;
         if read_outcome(&table, intent) != Finding::Landed {
-            self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
-            return self.settle_one(epoch, intent).await;
+            return Ok(None);
         }
         self.ledger.settle_landed(epoch, &intent.id, self.now_ms(), &landed_of(intent)).await?;
         reached(Step::ReceiptWritten);
@@ -555,7 +567,7 @@ impl Worker {
             tracing::info!(request = %car.request, table = %intent.table, target = %intent.target,
                 snapshot = ?car.candidates.last(), "landed");
         }
-        Ok(Progress { landed: intent.cars.len(), changed: true })
+        Ok(Some(Progress { landed: intent.cars.len(), changed: true }))
     }
 
     /// The catalog did not say yes. The fence goes first: then it is proved whether anything landed, and the

@@ -1,6 +1,7 @@
 //! A queue with its table in a temporary folder, and the words that the tests are told in.
 
 pub mod child;
+pub mod python;
 pub mod scripted;
 mod story;
 
@@ -152,6 +153,19 @@ impl House {
         let worker =
             Self::worker_over(&dir, Arc::clone(&catalog) as Arc<dyn Catalog>, &ledger, &clock, "worker-1");
         Self { dir, catalog, ledger, writer, worker, clock, table }
+    }
+
+    /// A worker over this House with a catalog that misbehaves on order.
+    pub fn misled_worker(&self) -> (Arc<scripted::Scripted>, Worker) {
+        let catalog = scripted::Scripted::over(&self.catalog);
+        let worker = Self::worker_over(
+            &self.dir,
+            Arc::clone(&catalog) as Arc<dyn Catalog>,
+            &self.ledger,
+            &self.clock,
+            "misled",
+        );
+        (catalog, worker)
     }
 
     /// A worker over the same ledger and policies, and any catalog.
