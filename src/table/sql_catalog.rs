@@ -25,7 +25,8 @@ use super::catalog::{Capabilities, Catalog, CatalogError, CommitOutcome};
 use super::document::DocumentError;
 use super::loaded::LoadedTable;
 use super::metadata_file::{self, Codec, MetadataFileError};
-use database::{CatalogDatabase, Swap};
+use database::CatalogDatabase;
+pub(super) use database::Swap;
 
 /// The time in milliseconds since the epoch.
 pub type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
