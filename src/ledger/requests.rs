@@ -197,6 +197,42 @@ impl Ledger {
     }
 
     /// Every state that a request was in, oldest first.
+    /// Requests of a table that have not ended, whatever their target.
+    pub async fn open_request_ids(
+        &self,
+        table_uuid: &TableUuid,
+    ) -> Result<std::collections::BTreeSet<RequestId>, LedgerError> {
+        let ids: Vec<i64> =
+            sqlx::query_scalar("SELECT id FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL")
+                .bind(table_uuid.as_str())
+                .fetch_all(&self.readers)
+                .await?;
+        Ok(ids.into_iter().map(RequestId).collect())
+    }
+
+    /// Branches that more than one open request of a table names: nobody's landing drops those (rule R6).
+    pub async fn shared_sources(&self, table_uuid: &TableUuid) -> Result<Vec<RefName>, LedgerError> {
+        let names: Vec<String> = sqlx::query_scalar(
+            "SELECT source FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL
+             GROUP BY source HAVING COUNT(*) > 1",
+        )
+        .bind(table_uuid.as_str())
+        .fetch_all(&self.readers)
+        .await?;
+        Ok(names.into_iter().map(RefName).collect())
+    }
+
+    /// Targets of a table that open requests name: no target is ever dropped (rule R6).
+    pub async fn open_targets(&self, table_uuid: &TableUuid) -> Result<Vec<RefName>, LedgerError> {
+        let names: Vec<String> = sqlx::query_scalar(
+            "SELECT DISTINCT target FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL",
+        )
+        .bind(table_uuid.as_str())
+        .fetch_all(&self.readers)
+        .await?;
+        Ok(names.into_iter().map(RefName).collect())
+    }
+
     /// For every waiting request of a target: snapshots that published the same pinned head before.
     pub async fn published_before(
         &self,

@@ -98,12 +98,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Prefix of every temporary branch of a queue (rule R7).
-pub fn temporary_prefix(queue: &QueueId) -> String {
-    format!("mergeberg/tmp/{queue}/")
-}
-
-/// The temporary branch of a train: its fence.
+/// The temporary branch of a train: its fence. It carries the queue's id and is never used twice (rule R7).
 pub fn temporary_ref(queue: &QueueId, train: &TrainId) -> RefName {
-    RefName(format!("{}{train}", temporary_prefix(queue)))
+    RefName(format!("mergeberg/tmp/{queue}/{train}"))
 }

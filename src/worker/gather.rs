@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use mergeberg_kernel::admission::{RequestFacts, SourceNow, StructureStanding};
-use mergeberg_kernel::change::{ChangeSet, RewriteProof};
+use mergeberg_kernel::change::{ChangeSet, FileFact, RewriteProof};
 use mergeberg_kernel::classify::{Origin, TargetChange, TargetSide};
 use mergeberg_kernel::ids::{Digest, RefName, SnapshotId};
 use mergeberg_kernel::lineage::{BaseFinding, Line, SnapshotFact};
@@ -17,12 +17,14 @@ use mergeberg_kernel::unit::{SourceChange, UnitRefusal, units};
 
 use super::context::{Lane, Worker};
 use super::error::WorkerError;
+use super::pins::pinned_base;
+use super::protocol::tag_name;
 use super::structure::Structures;
 use crate::ledger::RequestRow;
 use crate::replay::filter::read_filter;
 use crate::replay::reads_table;
 use crate::table::loaded::LoadedTable;
-use crate::table::manifests::FileScope;
+use crate::table::manifests::{FileScope, LiveFile};
 
 /// Waiting requests looked at in one tick, as a multiple of the largest batch.
 const WINDOW_BATCHES: usize = 2;
@@ -79,7 +81,16 @@ impl Worker {
         let mut all_fresh = true;
         for row in &rows {
             let class = class_of(&policy, row);
-            let base = facts.snapshots.base(row.pinned, &line, &log);
+            let mut base = facts.snapshots.base(row.pinned, &line, &log);
+            // Rule C10: the target's history was cut by expiry after the base had been pinned.
+            let kept_base = match &base {
+                BaseFinding::Expired { .. } => pinned_base(facts, self.ledger.queue_id(), row.id)
+                    .filter(|id| facts.snapshots.is_ancestor(*id, row.pinned)),
+                _ => None,
+            };
+            if let Some(kept) = kept_base {
+                base = BaseFinding::Common(kept);
+            }
             let base_id = match &base {
                 BaseFinding::Common(id) => Some(Some(*id)),
                 BaseFinding::Empty => Some(None),
@@ -90,7 +101,13 @@ impl Worker {
                 Some(base) if !pinned_on_target => match sides.get(&base) {
                     Some(side) => Arc::clone(side),
                     None => {
-                        let side = Arc::new(self.target_side(&table, &line, base, &policy).await?);
+                        let side = match (base, head) {
+                            (Some(base), Some(head)) if !line.contains(base) => {
+                                self.live_difference(&table, base, head).await?
+                            }
+                            _ => self.target_side(&table, &line, base, &policy).await?,
+                        };
+                        let side = Arc::new(side);
                         sides.insert(base, Arc::clone(&side));
                         side
                     }
@@ -111,7 +128,7 @@ impl Worker {
                     .is_some_and(|landed| !landed.iter().any(|id| line.contains(*id))),
                 structure: StructureStanding::Accepted,
                 units: Ok(Vec::new()),
-                broken: None,
+                broken: taken_tag(&table, &class, row, self.now_ms()),
                 target_side,
             };
             if let Some(base) = base_id
@@ -125,6 +142,8 @@ impl Worker {
         let mut protected: BTreeSet<RefName> = policy.protected.iter().cloned().collect();
         protected.insert(RefName::main());
         protected.insert(lane.target.clone());
+        protected.extend(self.ledger.shared_sources(&lane.uuid).await?);
+        protected.extend(self.ledger.open_targets(&lane.uuid).await?);
         let policy_digest = policy.digest();
         Ok(Gathered {
             lane: lane.clone(),
@@ -156,6 +175,45 @@ impl Worker {
             side.push(TargetChange { change, proof, origin: Origin::Target(id) });
         }
         Ok(side)
+    }
+
+    /// Target side without the snapshots between: what is live now and was not at the base, and the other
+    /// way round, as one change of data (rule C10). Stricter than the history would be, never looser.
+    async fn live_difference(
+        &self,
+        table: &LoadedTable,
+        base: SnapshotId,
+        head: SnapshotId,
+    ) -> Result<TargetSide, WorkerError> {
+        let facts = &table.facts;
+        let (Some(base), Some(head_fact)) = (facts.snapshots.get(base), facts.snapshots.get(head)) else {
+            return Ok(TargetSide::default());
+        };
+        let before = self.store.live_files(table, base, &FileScope::Table).await?;
+        let after = self.store.live_files(table, head_fact, &FileScope::Table).await?;
+        let paths = |files: &[LiveFile]| -> BTreeSet<Arc<str>> {
+            files.iter().map(|f| Arc::clone(&f.fact.path)).collect()
+        };
+        let (old, new) = (paths(&before.data), paths(&after.data));
+        let (old_deletes, new_deletes) = (paths(&before.deletes), paths(&after.deletes));
+        let only = |files: &[LiveFile], other: &BTreeSet<Arc<str>>| -> Vec<FileFact> {
+            files.iter().filter(|f| !other.contains(&f.fact.path)).map(|f| f.fact.clone()).collect()
+        };
+        let change = ChangeSet {
+            snapshot: head,
+            schema_id: head_fact.schema_id,
+            label: "overwrite".to_owned(),
+            record: RecordFinding::Absent,
+            added: only(&after.data, &old),
+            removed: only(&before.data, &new),
+            added_deletes: only(&after.deletes, &old_deletes),
+            removed_deletes: only(&before.deletes, &new_deletes),
+        };
+        Ok(TargetSide::new(vec![TargetChange {
+            change: Arc::new(change),
+            proof: RewriteProof::None,
+            origin: Origin::Target(head),
+        }]))
     }
 
     /// Reads the source's own changes. Whatever cannot be read is the request's own trouble.
@@ -205,12 +263,21 @@ impl Worker {
         } else {
             RewriteProof::None
         };
-        let parent_files = match (&change.record, change.removed.is_empty(), snapshot.parent) {
-            (RecordFinding::Absent, false, Some(parent)) => match table.facts.snapshots.get(parent) {
+        // Rule C7 asks whether every file of the partitions concerned was removed. Of a recorded
+        // replace-partitions that holds for those that it only added to as well.
+        let replaces = match &change.record {
+            RecordFinding::Absent => !change.removed.is_empty(),
+            RecordFinding::Found(record) => record.operation == Operation::ReplacePartitions,
+            RecordFinding::Invalid(_) => false,
+        };
+        let parent_files = match (replaces, snapshot.parent) {
+            (true, Some(parent)) => match table.facts.snapshots.get(parent) {
                 Some(parent) => {
-                    let removed: BTreeSet<Arc<Partition>> =
-                        change.removed.iter().map(|f| Arc::clone(&f.partition)).collect();
-                    let scope = FileScope::Partitions(removed.into_iter().collect());
+                    let concerned: BTreeSet<Arc<Partition>> = match &change.record {
+                        RecordFinding::Found(_) => change.partitions().cloned().collect(),
+                        _ => change.removed.iter().map(|f| Arc::clone(&f.partition)).collect(),
+                    };
+                    let scope = FileScope::Partitions(concerned.into_iter().collect());
                     let live = self.store.live_files(table, parent, &scope).await?;
                     Some(Arc::new(live.data.iter().map(|f| Arc::clone(&f.fact.path)).collect()))
                 }
@@ -250,6 +317,18 @@ fn source_now(table: &LoadedTable, row: &RequestRow) -> SourceNow {
         }
         None => SourceNow::Gone,
     }
+}
+
+/// Rule R5: a tag's name must be free; a taken one concerns only its own request.
+fn taken_tag(
+    table: &LoadedTable,
+    class: &ClassPolicy,
+    row: &RequestRow,
+    now_ms: i64,
+) -> Option<(ReasonCode, String)> {
+    let name = tag_name(class, row.id, now_ms)?;
+    let taken = table.facts.refs.contains_key(&name);
+    taken.then(|| (ReasonCode::NameTaken, format!("the tag {name} that its class asks for exists already")))
 }
 
 /// Rules R2, R9: a head that ages out soon is published under a new id.

@@ -23,7 +23,7 @@ use mergeberg_kernel::classify::Witness;
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::ids::{Epoch, IntentId, RefName, RequestId, SnapshotId, TrainId};
-use mergeberg_kernel::policy::OnSourceMoved;
+use mergeberg_kernel::policy::{ClassPolicy, OnSourceMoved};
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::{RequestEvent, RequestState};
 use mergeberg_kernel::verdict::{Eviction, TrainDecision, TrainEvidence, decide};
@@ -32,7 +32,7 @@ use serde_json::{Value, json};
 use super::context::{Worker, temporary_ref};
 use super::error::WorkerError;
 use super::gather::Gathered;
-use super::stage::{Candidates, CarFailure, StagedCar, Staging};
+use super::stage::{Candidates, CarFailure, Staging};
 use super::step::{Step, reached};
 use crate::ledger::{Change, Intent, IntentCar, TrainRow, TrainStatus};
 use crate::table::catalog::CommitOutcome;
@@ -55,12 +55,15 @@ pub struct Progress {
     pub landed: usize,
     /// A request changed its state: another tick may find more to do.
     pub changed: bool,
+    /// A train was staged or sent and lost to another writer.
+    pub lost: bool,
 }
 
 impl Progress {
     pub fn add(&mut self, other: Self) {
         self.landed += other.landed;
         self.changed |= other.changed;
+        self.lost |= other.lost;
     }
 }
 
@@ -77,8 +80,11 @@ impl Worker {
                 fast_forward_allowed: gathered.all_fresh,
             },
         );
-        let mut progress =
-            Progress { landed: 0, changed: self.record_verdicts(epoch, &gathered, &plan.verdicts).await? };
+        let mut progress = Progress {
+            landed: 0,
+            changed: self.record_verdicts(epoch, &gathered, &plan.verdicts).await?,
+            ..Progress::default()
+        };
         if plan.cars.is_empty() {
             return Ok(progress);
         }
@@ -104,6 +110,7 @@ impl Worker {
         self.record_train(epoch, &gathered, &train, &fence, &candidates).await?;
         reached(Step::TrainRecorded);
         let Some(staged) = self.stage(epoch, &gathered, &train, &fence, &candidates).await? else {
+            progress.lost = true;
             return Ok(progress);
         };
         reached(Step::Staged);
@@ -113,6 +120,7 @@ impl Worker {
                 reached(Step::EvidenceRecorded);
                 progress.landed =
                     self.land(epoch, &gathered, &train, &fence, staged, candidates, required).await?;
+                progress.lost = progress.landed == 0;
             }
             Checked::Evicted => {
                 reached(Step::EvidenceRecorded);
@@ -136,10 +144,12 @@ impl Worker {
             let mut classification = None;
             let (event, detail) = match verdict {
                 Verdict::Hold { code, text, witnesses } => {
-                    if row.state == RequestState::Held(*code) {
+                    let told = detail(text, witnesses);
+                    // Who is ahead may have changed while the reason did not.
+                    if row.state == RequestState::Held(*code) && row.detail.as_ref() == Some(&told) {
                         continue;
                     }
-                    (RequestEvent::Hold(*code), detail(text, witnesses))
+                    (RequestEvent::Hold(*code), told)
                 }
                 Verdict::Refuse { code, text, class, witnesses } => {
                     classification = class.map(|class| class.word().to_owned());
@@ -390,7 +400,8 @@ impl Worker {
                 }
                 Some(Eviction::CouldNotRun { check, error }) => {
                     let tries = tries_of(gathered, request) + 1;
-                    let detail = json!({ "text": error, "check": check, TRIES: tries });
+                    let wait = CHECK_RETRY_MS.saturating_mul(1 << tries.min(10));
+                    let detail = json!({ "text": error, "check": check, TRIES: tries, RETRY_AT: self.now_ms() + wait });
                     (RequestEvent::Hold(ReasonCode::CheckCouldNotRun), detail)
                 }
                 None => (
@@ -441,9 +452,11 @@ impl Worker {
         self.ledger.write_intent(epoch, &intent, self.now_ms()).await?;
         reached(Step::IntentWritten);
 
+        // One time for the whole landing: a tag's name must not change while it is sent again.
+        let now_ms = self.now_ms();
         let mut tries = 0;
         loop {
-            let (requirements, updates) = landing(gathered, &table, fence, &candidates, &keep);
+            let (requirements, updates) = landing(gathered, &table, fence, &candidates, &keep, now_ms);
             match self.catalog.commit(&table, &requirements, updates).await {
                 CommitOutcome::Landed(after) => {
                     reached(Step::Landed);
@@ -539,8 +552,8 @@ impl Worker {
     ) -> Result<usize, WorkerError> {
         tracing::info!(train = %intent.train, "not landed: {why}");
         let progress = self.settle_one(epoch, intent).await?;
-        if progress.landed == 0 {
-            self.delete_written(&gathered.lane, candidates).await;
+        if progress.landed == 0 && progress.changed {
+            self.drop_train(epoch, &gathered.lane, &intent.train, &intent.temp_ref, candidates).await?;
         }
         Ok(progress.landed)
     }
@@ -561,6 +574,10 @@ pub(super) enum Checked {
 
 /// Key of a request's detail that counts how often a check could not run.
 const TRIES: &str = "tries";
+/// Key of a request's detail: when it is tried again, in milliseconds since 1970.
+const RETRY_AT: &str = "retry-at-ms";
+/// First pause before a check that could not run is tried again, in milliseconds; doubled each time.
+const CHECK_RETRY_MS: i64 = 500;
 
 fn tries_of(gathered: &Gathered, request: RequestId) -> u64 {
     gathered
@@ -573,11 +590,15 @@ fn tries_of(gathered: &Gathered, request: RequestId) -> u64 {
         .unwrap_or_default()
 }
 
-/// Has this request's check failed to run as often as it is tried?
-pub(super) fn waits_for_operator(row: &crate::ledger::RequestRow) -> bool {
-    row.state == RequestState::Held(ReasonCode::CheckCouldNotRun)
-        && row.detail.as_ref().and_then(|d| d.get(TRIES)).and_then(Value::as_u64).unwrap_or_default()
-            >= MAX_CHECK_TRIES
+/// A request whose check could not run waits a little, and after so many tries for an operator.
+pub(super) fn waits_for_its_check(row: &crate::ledger::RequestRow, now_ms: i64) -> bool {
+    if row.state != RequestState::Held(ReasonCode::CheckCouldNotRun) {
+        return false;
+    }
+    let Some(detail) = &row.detail else { return false };
+    let tries = detail.get(TRIES).and_then(Value::as_u64).unwrap_or_default();
+    let retry_at = detail.get(RETRY_AT).and_then(Value::as_i64).unwrap_or_default();
+    tries >= MAX_CHECK_TRIES || now_ms < retry_at
 }
 
 /// Each request with the snapshot that publishes it.
@@ -605,6 +626,15 @@ fn source_at_pin(car: &Car) -> Requirement {
     Requirement::RefAt { name: car.source.clone(), at: Some(car.pinned), role: RefRole::Source }
 }
 
+/// The tag that a class asks for: `{request}` is the request's id, `{date}` the day in UTC.
+pub(super) fn tag_name(class: &ClassPolicy, request: RequestId, now_ms: i64) -> Option<RefName> {
+    let form = class.tag.as_ref()?;
+    let date = chrono::DateTime::from_timestamp_millis(now_ms).map(|at| at.format("%Y-%m-%d").to_string());
+    Some(RefName(
+        form.replace("{request}", &request.to_string()).replace("{date}", &date.unwrap_or_default()),
+    ))
+}
+
 /// A branch that descends from its pin; its class must allow that the pin lands without it.
 fn grew(table: &LoadedTable, candidates: &Candidates, name: &RefName) -> bool {
     let Some(head) = table.facts.head(name) else { return false };
@@ -621,6 +651,7 @@ fn landing(
     fence: &RefName,
     candidates: &Candidates,
     keep: &BTreeSet<RefName>,
+    now_ms: i64,
 ) -> (Vec<Requirement>, Vec<Update>) {
     let planned = &gathered.table.facts;
     let target = &gathered.lane.target;
@@ -647,17 +678,13 @@ fn landing(
         Update::RemoveRef(fence.clone()),
     ];
     let mut dropped: BTreeSet<&RefName> = BTreeSet::new();
-    for car in &candidates.cars {
-        let StagedCar { car, .. } = car;
+    for staged in &candidates.cars {
+        let car = &staged.car;
         if car.drop_source && !keep.contains(&car.source) && dropped.insert(&car.source) {
             requirements.push(source_at_pin(car));
             updates.push(Update::RemoveRef(car.source.clone()));
         }
-        if let (Some(tag), Some(tail)) = (
-            &car.class.tag,
-            candidates.cars.iter().find(|c| c.car.request == car.request).and_then(StagedCar::tail),
-        ) {
-            let name = RefName(tag.replace("{request}", &car.request.to_string()));
+        if let (Some(name), Some(tail)) = (tag_name(&car.class, car.request, now_ms), staged.tail()) {
             requirements.push(Requirement::RefAt { name: name.clone(), at: None, role: RefRole::NewName });
             updates.push(Update::SetRef(RefFact {
                 name,

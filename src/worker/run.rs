@@ -14,7 +14,8 @@ use tokio::sync::watch;
 use super::context::{Lane, Worker};
 use super::error::{Disposition, WorkerError};
 use super::foreign::TargetStanding;
-use super::protocol::{Progress, waits_for_operator};
+use super::protocol::{Progress, waits_for_its_check};
+use crate::config::PolicySet;
 use crate::ledger::{Change, RequestRow};
 use crate::table::catalog::CatalogError;
 use crate::table::loaded::LoadedTable;
@@ -22,6 +23,8 @@ use crate::table::loaded::LoadedTable;
 /// How often another process's write to the ledger is looked for.
 const WATCH_EVERY: Duration = Duration::from_millis(25);
 
+/// Trains lost in a row after which the operator is asked for quiet (rule L8).
+const HEADS_LOST_IN_A_ROW: u32 = 8;
 /// Renewals within one lease.
 const HEARTBEATS_PER_LEASE: i64 = 3;
 
@@ -92,6 +95,7 @@ impl Worker {
         watcher: &mut crate::ledger::Watcher,
     ) -> Result<Ended, WorkerError> {
         let mut failures = 0_u32;
+        let mut losses = 0_u32;
         loop {
             if *stop.borrow() {
                 return Ok(Ended::Stopped);
@@ -100,6 +104,16 @@ impl Worker {
             match self.tick_with_heartbeat(epoch, options.lease_ms).await {
                 Ok(progress) => {
                     failures = 0;
+                    losses = if progress.lost { losses.saturating_add(1) } else { 0 };
+                    if progress.lost {
+                        if losses == HEADS_LOST_IN_A_ROW {
+                            tracing::warn!(
+                                "{losses} trains in a row were lost to other writers of the table; \
+                                 keep direct writers off the target for a moment"
+                            );
+                        }
+                        self.pause(losses).await;
+                    }
                     if progress.changed {
                         continue;
                     }
@@ -163,10 +177,29 @@ impl Worker {
                 }
             }
         }
+        self.watch_idle_targets(&policies).await?;
         match failed {
             Some(error) if !progress.changed => Err(error),
             _ => Ok(progress),
         }
+    }
+
+    /// Targets on which nothing waits are looked at too, so that no bypass goes unseen.
+    async fn watch_idle_targets(&self, policies: &PolicySet) -> Result<(), WorkerError> {
+        let open = self.ledger.open_tables().await?;
+        for head in self.ledger.target_heads().await? {
+            let lane = Lane { table: head.table, uuid: head.table_uuid, target: head.target };
+            let is_open = open.iter().any(|(_, uuid, target)| *uuid == lane.uuid && *target == lane.target);
+            if is_open {
+                continue;
+            }
+            // A table that is gone or unreadable concerns nobody while nothing waits on it.
+            let Ok(table) = self.catalog.load(&lane.table).await else { continue };
+            if table.facts.uuid == lane.uuid {
+                self.watch_target(&lane, &table, &policies.for_table(&lane.table)).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn tick_lane(
@@ -191,7 +224,9 @@ impl Worker {
         // Settling may have moved the table.
         let table = match self.catalog.load(&lane.table).await {
             Ok(table) if table.facts.uuid == lane.uuid => table,
-            Ok(_) | Err(CatalogError::NotFound(_)) => return Ok(Progress { landed: 0, changed: true }),
+            Ok(_) | Err(CatalogError::NotFound(_)) => {
+                return Ok(Progress { changed: true, ..Progress::default() });
+            }
             Err(error) => return Err(error.into()),
         };
         if let TargetStanding::Rewound { known, now } = self.watch_target(lane, &table, policy).await? {
@@ -207,13 +242,11 @@ impl Worker {
                 .await;
         }
         let structures = self.structures(lane, &table, &policy.digest()).await?;
-        let waiting: Vec<RequestRow> = self
-            .ledger
-            .waiting(&lane.uuid, &lane.target)
-            .await?
-            .into_iter()
-            .filter(|row| !waits_for_operator(row))
-            .collect();
+        let now_ms = self.now_ms();
+        let waiting = self.ledger.waiting(&lane.uuid, &lane.target).await?;
+        let table = self.keep_pins(lane, table, &waiting).await?;
+        let waiting: Vec<RequestRow> =
+            waiting.into_iter().filter(|row| !waits_for_its_check(row, now_ms)).collect();
         if waiting.is_empty() {
             return Ok(Progress::default());
         }
@@ -257,7 +290,7 @@ impl Worker {
             return Ok(Progress::default());
         }
         self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
-        Ok(Progress { landed: 0, changed: !matches!(event, RequestEvent::Hold(_)) })
+        Ok(Progress { changed: !matches!(event, RequestEvent::Hold(_)), ..Progress::default() })
     }
 
     /// The table of a lane under its name; another uuid, a new name and no table at all are told apart.

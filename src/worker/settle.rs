@@ -7,10 +7,9 @@
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::ids::{Epoch, RefName, SnapshotId, TrainId};
 use mergeberg_kernel::lineage::ChainEnd;
-use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::RequestState;
 
-use super::context::{Lane, Worker, temporary_prefix};
+use super::context::{Lane, Worker};
 use super::error::WorkerError;
 use super::protocol::{Progress, landed_of};
 use super::stage::{Candidates, REQUEST_KEY};
@@ -57,13 +56,13 @@ impl Worker {
                 if finding == Finding::RolledBack {
                     tracing::warn!(intent = %intent.id, "landed, and rolled back afterwards");
                 }
-                Ok(Progress { landed: intent.cars.len(), changed: true })
+                Ok(Progress { landed: intent.cars.len(), changed: true, lost: false })
             }
             Finding::NotLanded => {
                 self.ledger
                     .settle_not_landed(epoch, &intent.id, self.now_ms(), "the landing was not applied")
                     .await?;
-                Ok(Progress { landed: 0, changed: true })
+                Ok(Progress { changed: true, ..Progress::default() })
             }
             Finding::Unknown => {
                 tracing::error!(
@@ -267,12 +266,3 @@ fn reachable_without(table: &LoadedTable, fence: &RefName) -> std::collections::
     }
     reachable
 }
-
-/// Temporary branches of this queue that no train of the ledger owns, for `doctor` and the report.
-pub fn strays(table: &LoadedTable, queue: &mergeberg_kernel::ids::QueueId) -> Vec<RefName> {
-    let prefix = temporary_prefix(queue);
-    table.facts.refs.keys().filter(|name| name.as_str().starts_with(&prefix)).cloned().collect()
-}
-
-/// The reason under which a lane waits while an outcome is unknown.
-pub const HELD: ReasonCode = ReasonCode::TableHeld;

@@ -2,5 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod pins;
 mod queue_basics;
 mod support;
+mod worker_process;
