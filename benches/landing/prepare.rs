@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
-use datafusion::arrow::array::{ArrayRef, Date32Array, Decimal128Array, Int64Array, RecordBatch, StringArray};
+use datafusion::arrow::array::{
+    ArrayRef, Date32Array, Decimal128Array, Int64Array, RecordBatch, StringArray,
+};
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
-use mergeberg::ledger::{Ledger, NewRequest};
+use mergeberg::ledger::{Enqueued, Ledger, NewRequest};
 use mergeberg::table::catalog::{Catalog, CommitOutcome};
 use mergeberg::table::create::TableDefinition;
 use mergeberg::table::data_files::{DataFileWriter, NewDataFile};
@@ -201,7 +203,10 @@ impl House {
                 structure: table.facts.structure(),
                 format_version: 2,
             };
-            ledger.enqueue(&new, now_ms()).await?;
+            match ledger.enqueue(&new, now_ms()).await? {
+                Enqueued::New(_) => {}
+                other => bail!("a request was there already: {other:?}"),
+            }
         }
         std::fs::write(place.shards(), paths.join("\n"))?;
         Ok(())

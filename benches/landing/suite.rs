@@ -25,14 +25,18 @@ const PYICEBERG_QUICK_SECONDS: u32 = 4;
 const PYICEBERG_WRITERS: [u32; 2] = [1, 20];
 
 pub struct Options {
-    quick: bool,
+    pub quick: bool,
     /// Only cases whose name holds this.
     only: Option<String>,
     folder: Option<PathBuf>,
-    rounds: usize,
+    pub rounds: usize,
 }
 
 impl Options {
+    pub fn pyiceberg_seconds(&self) -> u32 {
+        if self.quick { PYICEBERG_QUICK_SECONDS } else { PYICEBERG_SECONDS }
+    }
+
     pub fn parse(words: &[&str]) -> anyhow::Result<Self> {
         let mut options = Self { quick: false, only: None, folder: None, rounds: ROUNDS };
         let mut words = words.iter();
@@ -45,7 +49,9 @@ impl Options {
                 "--only" => options.only = Some((*value()?).to_owned()),
                 "--folder" => options.folder = Some(PathBuf::from(value()?)),
                 "--rounds" => options.rounds = value()?.parse()?,
-                other => bail!("unknown argument '{other}' (known: --quick, --only NAME, --folder PATH, --rounds N)"),
+                other => bail!(
+                    "unknown argument '{other}' (known: --quick, --only NAME, --folder PATH, --rounds N)"
+                ),
             }
         }
         if options.quick {
@@ -55,14 +61,27 @@ impl Options {
     }
 }
 
-/// One case with the runs that were made of it.
+/// One case with the runs that were made of it: the queue and the floor in turn.
 pub struct Measured {
     pub case: Case,
-    pub land: Run,
-    pub floor: Run,
+    pub lands: Vec<Run>,
+    pub floors: Vec<Run>,
     pub pyiceberg: Vec<Published>,
-    pub land_all: Vec<f64>,
-    pub floor_all: Vec<f64>,
+    median: (Run, Run),
+}
+
+impl Measured {
+    pub fn land(&self) -> &Run {
+        &self.median.0
+    }
+
+    pub fn floor(&self) -> &Run {
+        &self.median.1
+    }
+
+    pub fn ratio(&self) -> f64 {
+        self.land().per_second() / self.floor().per_second()
+    }
 }
 
 /// What `pyiceberg_publish.py` prints.
@@ -113,7 +132,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             measured.push(measure(options, at, case, &root)?);
         }
     }
-    let text = page::render(&measured, options.rounds, pyiceberg_seconds(options));
+    let text = page::render(&measured, options)?;
     if options.quick || options.only.is_some() {
         println!("{text}");
     } else {
@@ -157,7 +176,7 @@ fn measure(options: &Options, at: usize, case: Case, root: &Path) -> anyhow::Res
     {
         for writers in PYICEBERG_WRITERS {
             place.restore(State::Plain)?;
-            let published = publish(Path::new(&python), &place, writers, pyiceberg_seconds(options))?;
+            let published = publish(Path::new(&python), &place, writers, options.pyiceberg_seconds())?;
             eprintln!("PyIceberg, {writers} writer(s): {:.1}/s", published.per_second);
             pyiceberg.push(published);
         }
@@ -165,24 +184,21 @@ fn measure(options: &Options, at: usize, case: Case, root: &Path) -> anyhow::Res
     if options.folder.is_none() {
         std::fs::remove_dir_all(&folder)?;
     }
-    let land_all = lands.iter().map(Run::per_second).collect();
-    let floor_all = floors.iter().map(Run::per_second).collect();
-    Ok(Measured { case, land: median(lands)?, floor: median(floors)?, pyiceberg, land_all, floor_all })
+    let median = (median(&lands)?, median(&floors)?);
+    Ok(Measured { case, lands, floors, pyiceberg, median })
 }
 
-fn pyiceberg_seconds(options: &Options) -> u32 {
-    if options.quick { PYICEBERG_QUICK_SECONDS } else { PYICEBERG_SECONDS }
-}
-
-fn median(mut runs: Vec<Run>) -> anyhow::Result<Run> {
-    runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-    let middle = runs.len() / 2;
-    runs.into_iter().nth(middle).context("no rounds")
+fn median(runs: &[Run]) -> anyhow::Result<Run> {
+    let mut sorted: Vec<&Run> = runs.iter().collect();
+    sorted.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    sorted.get(sorted.len() / 2).map(|run| (*run).clone()).context("there was no round")
 }
 
 fn child(verb: &str, place: &Place) -> anyhow::Result<String> {
     let output = Command::new(std::env::current_exe()?)
         .args(["child", verb])
+        // An environment that asks for backtraces would be measured with them.
+        .env_remove("RUST_BACKTRACE")
         .arg(&place.folder)
         .stderr(Stdio::inherit())
         .output()?;
