@@ -474,7 +474,10 @@ impl History {
     pub async fn enqueue(&mut self, name: &str) -> RequestId {
         let pinned = self.house.head(name).await.unwrap();
         let id = self.house.enqueue(name).await;
-        self.asked.push(Asked { id, source: name.to_owned(), pinned });
+        // The same head again while the first request is open is the same request.
+        if self.asked.iter().all(|asked| asked.id != id) {
+            self.asked.push(Asked { id, source: name.to_owned(), pinned });
+        }
         let text = format!("enqueue {name} at {} as request {id}", self.name_of(pinned));
         self.say(&text);
         id
