@@ -61,11 +61,12 @@ async fn random_histories_end_with_the_rows_of_the_landing_order() {
     let mut tally = Tally::new();
     let mut played = 0;
     let mut seeds = seeds;
+    let mut failed = None;
     let mut playing = JoinSet::new();
     loop {
-        let time_is_up = asked.is_none() && begin.elapsed() > TIME_BOUND;
+        let is_over = failed.is_some() || (asked.is_none() && begin.elapsed() > TIME_BOUND);
         while playing.len() < AT_ONCE
-            && !time_is_up
+            && !is_over
             && let Some(seed) = seeds.next()
         {
             playing.spawn_blocking(move || tokio::runtime::Handle::current().block_on(play(seed, steps)));
@@ -77,10 +78,13 @@ async fn random_histories_end_with_the_rows_of_the_landing_order() {
                     *tally.entry(word).or_default() += count;
                 }
             }
-            // It has told its history; nothing else is played to its end.
-            Some(Err(failed)) => std::panic::resume_unwind(failed.into_panic()),
+            // It has told its history. The others under way are played to their end.
+            Some(Err(error)) => failed = failed.or(Some(error)),
             None => break,
         }
+    }
+    if let Some(error) = failed {
+        std::panic::resume_unwind(error.into_panic());
     }
     eprintln!("{played} histories in {:.1?}: {tally:#?}", begin.elapsed());
     if played >= ENOUGH_RUNS {
