@@ -128,8 +128,7 @@ impl Worker {
                     .is_some_and(|landed| !landed.iter().any(|id| line.contains(*id))),
                 structure: StructureStanding::Accepted,
                 units: Ok(Vec::new()),
-                broken: not_a_branch(&table, row)
-                    .or_else(|| taken_tag(&table, &class, row, self.now_ms())),
+                broken: not_a_branch(&table, row).or_else(|| taken_tag(&table, &class, row, self.now_ms())),
                 target_side,
             };
             if let Some(base) = base_id

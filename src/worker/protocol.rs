@@ -32,6 +32,7 @@ use serde_json::{Value, json};
 use super::context::{Worker, temporary_ref};
 use super::error::WorkerError;
 use super::gather::Gathered;
+use super::pins::age_of;
 use super::stage::{Candidates, CarFailure, Staging};
 use super::step::{Step, reached};
 use crate::ledger::{Change, Intent, IntentCar, TrainRow, TrainStatus};
@@ -303,14 +304,18 @@ impl Worker {
         }
         let mut updates: Vec<Update> =
             candidates.snapshots.iter().cloned().map(Update::AddSnapshot).collect();
+        // Rule R3: age counts from the head's timestamp, and a fast-forwarded head may be old; the whole
+        // train is kept, the snapshots that a fast-forward brings included.
+        let length: usize = candidates.cars.iter().map(|car| car.candidates.len()).sum();
+        let life_ms = TEMPORARY_LIFE_MS.saturating_add(age_of(facts, candidates.tail, self.now_ms()));
         updates.push(Update::SetRef(RefFact {
             name: fence.clone(),
             snapshot_id: candidates.tail,
             kind: RefKind::Branch {
-                min_snapshots_to_keep: i32::try_from(candidates.snapshots.len().max(1)).ok(),
-                max_snapshot_age_ms: Some(TEMPORARY_LIFE_MS),
+                min_snapshots_to_keep: i32::try_from(length.max(1)).ok(),
+                max_snapshot_age_ms: Some(life_ms),
             },
-            max_ref_age_ms: Some(TEMPORARY_LIFE_MS),
+            max_ref_age_ms: Some(life_ms),
         }));
         let outcome = self.catalog.commit(&gathered.table, &requirements, updates).await;
         let why = match outcome {
@@ -678,7 +683,9 @@ fn landing(
     let mut dropped: BTreeSet<&RefName> = BTreeSet::new();
     for staged in &candidates.cars {
         let car = &staged.car;
-        if car.drop_source && !keep.contains(&car.source) && dropped.insert(&car.source) {
+        // Rule R6: whatever took the branch's name meanwhile is not handed over, a tag least of all.
+        let is_branch = table.facts.refs.get(&car.source).is_none_or(RefFact::is_branch);
+        if car.drop_source && is_branch && !keep.contains(&car.source) && dropped.insert(&car.source) {
             requirements.push(source_at_pin(car));
             updates.push(Update::RemoveRef(car.source.clone()));
         }
