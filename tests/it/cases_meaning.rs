@@ -68,9 +68,8 @@ async fn case_o13_against_what_main_holds_already() {
 }
 
 async fn null_in_the_key(more: &str) -> (House, String, String) {
-    let definition = TableDefinition::default()
-        .column("order_id", "long", true)
-        .column("region", "string", false);
+    let definition =
+        TableDefinition::default().column("order_id", "long", true).column("region", "string", false);
     let house = House::with_table(definition, &keyed("\"order_id\", \"region\"", more)).await;
     let row = || columns(vec![("order_id", long(&[5])), ("region", text(&[None]))]);
     house.write_batch("main", row()).await;
@@ -100,9 +99,8 @@ async fn case_o14_null_in_a_key_is_a_violation_under_the_strict_rule() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn case_o14_a_key_whose_null_is_another_row_is_none() {
-    let definition = TableDefinition::default()
-        .column("order_id", "long", true)
-        .column("region", "string", false);
+    let definition =
+        TableDefinition::default().column("order_id", "long", true).column("region", "string", false);
     let house = House::with_table(definition, &keyed("\"order_id\", \"region\"", "")).await;
     let row = |region| columns(vec![("order_id", long(&[5])), ("region", text(&[region]))]);
     house.write_batch("main", row(None)).await;

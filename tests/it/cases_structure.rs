@@ -55,7 +55,11 @@ async fn case_o18_validation_reads_with_the_schema_that_main_will_have() {
             let table = house.loaded().await;
             let head = table.facts.head(&branch("main")).unwrap();
             let written = table.facts.snapshots.get(head).unwrap().schema_id.unwrap();
-            assert_eq!(i64::from(written.0), schema, "a dropped column does not come back by an old schema id");
+            assert_eq!(
+                i64::from(written.0),
+                schema,
+                "a dropped column does not come back by an old schema id"
+            );
         }
         house.assert_sound().await;
     }

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use datafusion::arrow::array::{ArrayRef, Date32Array, Decimal128Array, Int64Array, RecordBatch, StringArray};
+use datafusion::arrow::array::{
+    ArrayRef, Date32Array, Decimal128Array, Int64Array, RecordBatch, StringArray,
+};
 use datafusion::arrow::datatypes::{Field, Schema};
 use datafusion::arrow::util::display::array_value_to_string;
 use futures::TryStreamExt;
@@ -242,7 +244,10 @@ impl House {
                         "transform": transform})
                 })
                 .collect();
-            metadata["partition-specs"].as_array_mut().unwrap().push(json!({"spec-id": id, "fields": fields}));
+            metadata["partition-specs"]
+                .as_array_mut()
+                .unwrap()
+                .push(json!({"spec-id": id, "fields": fields}));
             metadata["default-spec-id"] = json!(id);
             metadata["last-partition-id"] = json!(last);
         })
@@ -370,9 +375,8 @@ pub fn text(values: &[Option<&str>]) -> ArrayRef {
 
 /// Days of August 2026.
 pub fn days(values: &[u32]) -> ArrayRef {
-    let days = values.iter().map(|day| {
-        i32::try_from(parse_date(&format!("2026-08-{day:02}")).unwrap()).unwrap()
-    });
+    let days =
+        values.iter().map(|day| i32::try_from(parse_date(&format!("2026-08-{day:02}")).unwrap()).unwrap());
     Arc::new(Date32Array::from(days.collect::<Vec<_>>()))
 }
 
