@@ -269,10 +269,12 @@ impl Ledger {
         Ok(names.into_iter().map(RefName).collect())
     }
 
-    /// Targets of a table that open requests name: no target is ever dropped (rule R6).
-    pub async fn open_targets(&self, table_uuid: &TableUuid) -> Result<Vec<RefName>, LedgerError> {
+    /// Targets of a table, those that nothing open names at the moment included: no target is ever dropped
+    /// (rule R6).
+    pub async fn targets(&self, table_uuid: &TableUuid) -> Result<Vec<RefName>, LedgerError> {
         let names: Vec<String> = sqlx::query_scalar(
-            "SELECT DISTINCT target FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL",
+            "SELECT target FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL
+             UNION SELECT target FROM target_head WHERE table_uuid = $1",
         )
         .bind(table_uuid.as_str())
         .fetch_all(&self.readers)

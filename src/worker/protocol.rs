@@ -33,7 +33,7 @@ use super::context::{Worker, temporary_ref};
 use super::error::WorkerError;
 use super::gather::Gathered;
 use super::pins::age_of;
-use super::stage::{Candidates, CarFailure, Staging};
+use super::stage::{Candidates, CarFailure, Staging, VANISHED_ROWS};
 use super::step::{Step, reached};
 use crate::ledger::{Change, Intent, IntentCar, TrainRow, TrainStatus};
 use crate::table::catalog::CommitOutcome;
@@ -71,7 +71,7 @@ impl Progress {
 impl Worker {
     /// Plans one train and carries it through. Everything before is gathered, nothing after is left open.
     pub(super) async fn run_train(&self, epoch: Epoch, gathered: Gathered) -> Result<Progress, WorkerError> {
-        let plan = plan_train(
+        let mut plan = plan_train(
             &gathered.requests,
             &TargetPlan {
                 head: gathered.head,
@@ -81,6 +81,10 @@ impl Worker {
                 fast_forward_allowed: gathered.all_fresh,
             },
         );
+        // Rule R5: of two with one tag name the first rides; when it has landed, the name is taken.
+        let (mut tags, now_ms) = (BTreeSet::new(), self.now_ms());
+        plan.cars
+            .retain(|car| tag_name(&car.class, car.request, now_ms).is_none_or(|name| tags.insert(name)));
         let mut progress = Progress {
             landed: 0,
             changed: self.record_verdicts(epoch, &gathered, &plan.verdicts).await?,
@@ -331,8 +335,7 @@ impl Worker {
                         train: Some(train.clone()),
                         classification: None,
                         // Rule D5: rows that the target loses although the branch never saw them are told.
-                        detail: (car.vanished_rows > 0)
-                            .then(|| json!({ "vanished-rows": car.vanished_rows })),
+                        detail: (car.vanished_rows > 0).then(|| json!({ VANISHED_ROWS: car.vanished_rows })),
                     })
                     .collect();
                 self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
