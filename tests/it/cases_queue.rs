@@ -331,7 +331,8 @@ async fn case_o39_a_backfill_lands_within_its_bound_and_appends_wait_for_one_at_
             script.at(Moment::After(script.commits() + 2), move || async move {
                 for number in 0..40 {
                     during.advance(MINUTE / 2);
-                    arrived.lock().unwrap().push(arrive(&during, 2_000 + number).await);
+                    let request = arrive(&during, 2_000 + number).await;
+                    arrived.lock().unwrap().push(request);
                 }
             });
         }

@@ -113,10 +113,6 @@ impl House {
         (Self::worker_over(&self.dir, Arc::new(catalog), &self.ledger, &self.clock, "scripted"), script)
     }
 
-    pub fn set_policy(&self, policy: &str) {
-        std::fs::write(self.dir.path().join("policies/orders.toml"), policy).unwrap();
-    }
-
     /// The command's enqueue, with all that it refuses.
     pub async fn ask(&self, source: &str) -> Result<RequestId, UserError> {
         let args = EnqueueArgs {
