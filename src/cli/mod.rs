@@ -17,6 +17,7 @@ mod policy;
 pub mod report;
 mod request;
 mod review;
+mod target;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod wait;
@@ -65,6 +66,9 @@ pub enum Command {
     /// Decide on changes of structure.
     #[command(subcommand)]
     Review(review::ReviewCommand),
+    /// Act on a branch that merges land on.
+    #[command(subcommand)]
+    Target(target::TargetCommand),
     /// What happened.
     #[command(subcommand)]
     Report(report::ReportCommand),
@@ -114,6 +118,7 @@ async fn run(cli: Cli) -> Result<Answer, UserError> {
         Command::Request(command) => request::run(&context()?, command).await,
         Command::Branch(command) => branch::run(&context()?, command).await,
         Command::Review(command) => review::run(&context()?, command).await,
+        Command::Target(command) => target::run(&context()?, command).await,
         Command::Report(command) => report::run(&context()?, command).await,
         Command::Policy(command) => policy::run(&context()?, command).await,
         Command::Migrate => init::migrate(&context()?.config.ledger).await,

@@ -61,6 +61,8 @@ pub struct CatalogConfig {
     pub name: String,
     /// The catalog's database file.
     pub database: PathBuf,
+    /// `?mode=ro` in the uri: the file is opened for reading, and every commit is refused.
+    pub read_only: bool,
     /// Where new tables go: a folder, or a URI as given.
     pub warehouse: String,
 }
@@ -211,7 +213,9 @@ impl Config {
                 folder.join(&warehouse).display().to_string()
             };
             let database = folder.join(database);
-            catalogs.insert(name.clone(), CatalogConfig { name, database, warehouse });
+            let read_only =
+                uri.split_once('?').is_some_and(|(_, query)| query.split('&').any(|p| p == "mode=ro"));
+            catalogs.insert(name.clone(), CatalogConfig { name, database, read_only, warehouse });
         }
         if let Some(name) = &default_catalog
             && !catalogs.contains_key(name)

@@ -20,6 +20,9 @@ pub enum TableError {
     /// The storage failed; nobody's fault, tried again.
     #[error("the storage failed on {path}: {message}; it is tried again")]
     Io { path: String, message: String },
+    /// The storage lets nobody write here; nobody's fault, and no time cures it.
+    #[error("{path} cannot be written: {message}; give the worker write access to the table's location")]
+    ReadOnly { path: String, message: String },
     /// A file to remove is not live in the snapshot built upon.
     #[error(
         "snapshot {snapshot} cannot be written: {path}{} not live on its parent; plan the change again on \
@@ -57,6 +60,7 @@ impl TableError {
             Self::Corrupt { .. } => ReasonCode::TableUnreadable,
             Self::Unsupported(_) => ReasonCode::FormatUnsupported,
             Self::Io { .. } | Self::Internal(_) => ReasonCode::CatalogUnavailable,
+            Self::ReadOnly { .. } => ReasonCode::WarehouseReadOnly,
             Self::NotLive { .. } | Self::PathTaken { .. } | Self::InvalidChange { .. } => {
                 ReasonCode::Conflict
             }
@@ -77,7 +81,9 @@ impl TableError {
             | Self::InvalidChange { .. }
             | Self::Rows(_)
             | Self::Producer(_) => true,
-            Self::Io { .. } | Self::StillReferenced { .. } | Self::Internal(_) => false,
+            Self::Io { .. } | Self::ReadOnly { .. } | Self::StillReferenced { .. } | Self::Internal(_) => {
+                false
+            }
         }
     }
 
@@ -95,6 +101,17 @@ impl TableError {
         match file_io.exists(path).await {
             Ok(false) => Self::Missing { path: path.to_owned() },
             Ok(true) | Err(_) => Self::io(path, error),
+        }
+    }
+
+    /// What the failure of writing below `path` means: storage layers do not tell "read-only" from the
+    /// rest, so it is tried once more with a file of our own.
+    pub(super) fn of_write(path: &str, error: iceberg::Error) -> Self {
+        match super::metadata_file::probe_writable(path) {
+            Err(super::metadata_file::MetadataFileError::ReadOnly(source)) => {
+                Self::ReadOnly { path: path.to_owned(), message: source.to_string() }
+            }
+            Ok(()) | Err(_) => Self::io(path, error),
         }
     }
 

@@ -2,5 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bad_input;
+mod bad_input_world;
+mod binary;
 mod queue_basics;
+mod readme;
 mod support;
