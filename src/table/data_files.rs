@@ -171,7 +171,7 @@ impl Sink {
         } else {
             let splitter =
                 RecordBatchPartitionSplitter::try_new_with_computed_values(schema.clone(), spec.clone())
-                    .map_err(|e| TableError::Unsupported(e.to_string()))?;
+                    .map_err(|e| TableError::Unsupported(super::error::plain(&e)))?;
             Some(splitter)
         };
         let facts = &table.facts;
@@ -212,7 +212,7 @@ impl Sink {
         }
         let rows = self.shape.conform(batch)?;
         let parts = match &self.splitter {
-            Some(splitter) => splitter.split(&rows).map_err(|e| TableError::Rows(e.to_string()))?,
+            Some(splitter) => splitter.split(&rows).map_err(|e| TableError::Rows(super::error::plain(&e)))?,
             None => {
                 let nulls = Struct::from_iter(self.types.fields().iter().map(|_| None));
                 let key = PartitionKey::new(self.spec.as_ref().clone(), self.schema.clone(), nulls);

@@ -87,12 +87,12 @@ impl TableError {
         }
     }
 
-    pub(super) fn corrupt(path: &str, message: impl ToString) -> Self {
-        Self::Corrupt { path: path.to_owned(), message: message.to_string() }
+    pub(super) fn corrupt(path: &str, message: impl std::fmt::Display) -> Self {
+        Self::Corrupt { path: path.to_owned(), message: plain(&message) }
     }
 
-    pub(super) fn io(path: &str, message: impl ToString) -> Self {
-        Self::Io { path: path.to_owned(), message: message.to_string() }
+    pub(super) fn io(path: &str, message: impl std::fmt::Display) -> Self {
+        Self::Io { path: path.to_owned(), message: plain(&message) }
     }
 
     /// What the failure of reading `path` means: storage layers do not tell "not found" from the rest,
@@ -126,7 +126,29 @@ impl TableError {
     }
 }
 
+/// A library's error in words for people: without the kinds and contexts that stand before its messages.
+pub(super) fn plain(error: &dyn std::fmt::Display) -> String {
+    let text = error.to_string();
+    let message = |part: &str| part.split_once(" => ").map_or(part, |(_, message)| message).to_owned();
+    text.split(", source: ").map(message).collect::<Vec<_>>().join(": ")
+}
+
 /// Subject and verb after the first of several paths.
 fn and_more(more: usize) -> String {
     if more == 0 { " is".to_owned() } else { format!(" and {more} more are") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_librarys_error_is_told_without_its_kinds() {
+        let inner = iceberg::Error::new(iceberg::ErrorKind::Unexpected, "wrong magic in header");
+        let error = iceberg::Error::new(iceberg::ErrorKind::DataInvalid, "no avro")
+            .with_context("file", "a.avro")
+            .with_source(inner);
+        assert_eq!(plain(&error), "no avro: wrong magic in header");
+        assert_eq!(plain(&"plain words"), "plain words");
+    }
 }

@@ -15,6 +15,7 @@ use mergeberg_kernel::ids::{RefName, TableName};
 
 use super::catalog::CatalogError;
 use super::document::{Applied, Document, DocumentError};
+use super::error::plain;
 use super::facts_of::facts_of;
 use super::metadata_file;
 
@@ -105,7 +106,7 @@ impl LoadedTable {
                 .runtime(Runtime::try_current()?)
                 .build()
         };
-        build().map_err(|e| unreadable(&self.facts.name, &self.metadata_location, e.to_string()))
+        build().map_err(|e| unreadable(&self.facts.name, &self.metadata_location, plain(&e)))
     }
 }
 

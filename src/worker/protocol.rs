@@ -94,7 +94,7 @@ impl Worker {
                 return Ok(progress);
             }
             Err(error) => {
-                self.requeue(epoch, plan.cars.iter().map(|c| c.request), &error.to_string()).await?;
+                self.give_back(epoch, plan.cars.iter().map(|c| c.request), &error).await?;
                 return Err(error);
             }
         };
@@ -241,6 +241,29 @@ impl Worker {
         Ok(())
     }
 
+    /// Gives requests back for something that is nobody's fault: where it is the table's trouble they wait
+    /// under its name, so that their owners see it (promise 7).
+    async fn give_back(
+        &self,
+        epoch: Epoch,
+        requests: impl Iterator<Item = RequestId>,
+        error: &WorkerError,
+    ) -> Result<(), WorkerError> {
+        let event = error.holds_lane().map_or(RequestEvent::Requeue, RequestEvent::Hold);
+        let detail = detail(&error.to_string(), &[]);
+        let changes: Vec<Change> = requests
+            .map(|request| Change {
+                request,
+                event,
+                train: None,
+                classification: None,
+                detail: Some(detail.clone()),
+            })
+            .collect();
+        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        Ok(())
+    }
+
     async fn record_train(
         &self,
         epoch: Epoch,
@@ -342,8 +365,9 @@ impl Worker {
             }
             CommitOutcome::Refused(error) => {
                 self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
-                self.requeue(epoch, requests_of(candidates), &error.to_string()).await?;
-                return Err(error.into());
+                let error = WorkerError::from(error);
+                self.give_back(epoch, requests_of(candidates), &error).await?;
+                return Err(error);
             }
         };
         self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
