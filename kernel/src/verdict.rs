@@ -69,7 +69,10 @@ fn against(
     undisturbed: bool,
 ) -> Option<Eviction> {
     if !item.requests.contains(&request) {
-        return None;
+        return spoils(request, item, kept).then(|| Eviction::CouldNotRun {
+            check: item.evidence.check.clone(),
+            error: "a request ahead fails this check together with its rows, and lands first".to_owned(),
+        });
     }
     match &item.evidence.result {
         CheckResult::Passed => None,
@@ -78,15 +81,17 @@ fn against(
             Some(Eviction::CouldNotRun { check: item.evidence.check.clone(), error: error.clone() })
         }
         CheckResult::Failed { code } => {
-            if is_guilty(request, item, kept, undisturbed) {
+            if is_guilty(request, item, *code, kept, undisturbed) {
                 let (check, text) = (item.evidence.check.clone(), text_of(&item.evidence, request));
                 return Some(Eviction::Guilty { code: *code, check, text });
             }
             let names_somebody =
                 item.evidence.violations.iter().flat_map(|v| &v.requests).any(|r| item.requests.contains(r));
-            // A shared check that failed and named nobody says nothing about any single car.
+            // A shared check that failed and named nobody says nothing about any single car; nor does one
+            // that failed on rows of the base alone (rule E1).
             let shared = item.requests.len() > 1;
-            (shared && !names_somebody).then(|| named_nobody(item))
+            let base_alone = undisturbed && !item.evidence.violations.is_empty();
+            (!names_somebody && (shared || base_alone)).then(|| named_nobody(item))
         }
     }
 }
@@ -102,6 +107,9 @@ fn rank(eviction: &Eviction) -> (bool, &str, &str) {
 fn named_nobody(item: &TrainEvidence) -> Eviction {
     let error = match &item.evidence.result {
         CheckResult::CouldNotRun { error } => error.clone(),
+        CheckResult::Failed { .. } if !item.evidence.violations.is_empty() => {
+            "the check failed on rows that no request of this train brought".to_owned()
+        }
         CheckResult::Passed | CheckResult::Failed { .. } => {
             "the check failed for the train as a whole and named no rows".to_owned()
         }
@@ -109,29 +117,58 @@ fn named_nobody(item: &TrainEvidence) -> Eviction {
     Eviction::CouldNotRun { check: item.evidence.check.clone(), error }
 }
 
+/// A car that the check does not concern, behind one that it does, brings a row that makes it fail. The one
+/// ahead came first and lands first.
+fn spoils(request: RequestId, item: &TrainEvidence, kept: &BTreeSet<RequestId>) -> bool {
+    let failed = matches!(item.evidence.result, CheckResult::Failed { .. });
+    failed
+        && item.evidence.violations.iter().any(|violation| {
+            violation.requests.contains(&request)
+                && violation.requests.iter().any(|r| kept.contains(r) && item.requests.contains(r))
+        })
+}
+
+/// Does a failed check of this code say something about rows one by one? The others count or query whatever
+/// the candidate holds.
+fn is_about_rows(code: ReasonCode) -> bool {
+    matches!(
+        code,
+        ReasonCode::DuplicateKey
+            | ReasonCode::NullInKey
+            | ReasonCode::NotNull
+            | ReasonCode::AcceptedValues
+            | ReasonCode::Referential
+    )
+}
+
 /// A car is guilty only against the base, against itself, or against a car ahead that stays; of the requests
 /// of one violation the first innocent one stays.
+///
+/// A check over one car's own candidate has the cars ahead as its base. When one of those leaves, all that
+/// still counts are rows of the car itself; otherwise it stays, and is staged and checked again (promise 7).
 fn is_guilty(
     request: RequestId,
     item: &TrainEvidence,
+    code: ReasonCode,
     kept: &BTreeSet<RequestId>,
     undisturbed: bool,
 ) -> bool {
-    let mut named = false;
+    let is_alone = item.requests == [request];
     for violation in &item.evidence.violations {
         let own = violation.requests.iter().filter(|r| **r == request).count();
         if own == 0 {
             continue;
         }
-        named = true;
+        if is_alone && !undisturbed && (violation.with_base || !is_about_rows(code)) {
+            continue;
+        }
         let mut others = violation.requests.iter().filter(|r| **r != request).peekable();
         if violation.with_base || own > 1 || others.peek().is_none() || others.any(|r| kept.contains(r)) {
             return true;
         }
     }
-    // A check over one car's own candidate speaks of that car, rows named or not (row counts, totals): as
-    // long as every car that the candidate stands on stays. Otherwise it is staged and checked again.
-    !named && undisturbed && item.requests == [request]
+    // One that names no rows at all (row counts, totals) speaks of its car.
+    is_alone && undisturbed && item.evidence.violations.is_empty()
 }
 
 fn text_of(evidence: &Evidence, request: RequestId) -> String {

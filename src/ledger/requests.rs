@@ -108,6 +108,13 @@ impl Ledger {
         }
     }
 
+    /// The request that an idempotency key belongs to.
+    pub async fn request_by_key(&self, key: &str) -> Result<Option<RequestRow>, LedgerError> {
+        let sql = "SELECT * FROM merge_request WHERE idempotency_key = $1";
+        let row = sqlx::query(sql).bind(key).fetch_optional(&self.readers).await?;
+        row.as_ref().map(RequestRow::decode).transpose()
+    }
+
     /// In arrival order. With more matches than the limit the newest are given.
     pub async fn requests(&self, filter: &RequestFilter) -> Result<Vec<RequestRow>, LedgerError> {
         let RequestFilter { states, table, target, class, ended_between, limit } = filter;
@@ -197,6 +204,42 @@ impl Ledger {
     }
 
     /// Every state that a request was in, oldest first.
+    /// Requests of a table that have not ended, whatever their target.
+    pub async fn open_request_ids(
+        &self,
+        table_uuid: &TableUuid,
+    ) -> Result<std::collections::BTreeSet<RequestId>, LedgerError> {
+        let ids: Vec<i64> =
+            sqlx::query_scalar("SELECT id FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL")
+                .bind(table_uuid.as_str())
+                .fetch_all(&self.readers)
+                .await?;
+        Ok(ids.into_iter().map(RequestId).collect())
+    }
+
+    /// Branches that more than one open request of a table names: nobody's landing drops those (rule R6).
+    pub async fn shared_sources(&self, table_uuid: &TableUuid) -> Result<Vec<RefName>, LedgerError> {
+        let names: Vec<String> = sqlx::query_scalar(
+            "SELECT source FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL
+             GROUP BY source HAVING COUNT(*) > 1",
+        )
+        .bind(table_uuid.as_str())
+        .fetch_all(&self.readers)
+        .await?;
+        Ok(names.into_iter().map(RefName).collect())
+    }
+
+    /// Targets of a table that open requests name: no target is ever dropped (rule R6).
+    pub async fn open_targets(&self, table_uuid: &TableUuid) -> Result<Vec<RefName>, LedgerError> {
+        let names: Vec<String> = sqlx::query_scalar(
+            "SELECT DISTINCT target FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL",
+        )
+        .bind(table_uuid.as_str())
+        .fetch_all(&self.readers)
+        .await?;
+        Ok(names.into_iter().map(RefName).collect())
+    }
+
     /// For every waiting request of a target: snapshots that published the same pinned head before.
     pub async fn published_before(
         &self,

@@ -4,8 +4,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use futures::stream::{self, StreamExt};
 use mergeberg_kernel::admission::{RequestFacts, SourceNow, StructureStanding};
-use mergeberg_kernel::change::{ChangeSet, RewriteProof};
+use mergeberg_kernel::change::{ChangeSet, FileFact, RewriteProof};
 use mergeberg_kernel::classify::{Origin, TargetChange, TargetSide};
 use mergeberg_kernel::ids::{Digest, RefName, SnapshotId};
 use mergeberg_kernel::lineage::{BaseFinding, Line, SnapshotFact};
@@ -17,15 +18,23 @@ use mergeberg_kernel::unit::{SourceChange, UnitRefusal, units};
 
 use super::context::{Lane, Worker};
 use super::error::WorkerError;
+use super::pins::pinned_base;
+use super::protocol::tag_name;
 use super::structure::Structures;
 use crate::ledger::RequestRow;
 use crate::replay::filter::read_filter;
 use crate::replay::reads_table;
 use crate::table::loaded::LoadedTable;
-use crate::table::manifests::FileScope;
+use crate::table::manifests::{FileScope, LiveFile};
 
 /// Waiting requests looked at in one tick, as a multiple of the largest batch.
 const WINDOW_BATCHES: usize = 2;
+
+/// Sources read at the same time.
+const PARALLEL_SOURCES: usize = 8;
+
+/// Snapshots of sources read ahead in one tick, at most; further ones are read when they are looked at.
+const MAX_READ_AHEAD: usize = 1_000;
 
 /// A source head is restaged rather than fast-forwarded once it is older than this part of what keeps it
 /// alive (rules R2, R9).
@@ -75,11 +84,21 @@ impl Worker {
         let largest = policy.classes.iter().map(|c| c.batch_size).max().unwrap_or(1);
         let window = largest.max(mergeberg_kernel::policy::DEFAULT_BATCH_SIZE) * WINDOW_BATCHES;
         let rows: Vec<RequestRow> = rows.into_iter().take(window).collect();
+        self.read_ahead(&table, &line, &rows).await;
         let mut requests = Vec::with_capacity(rows.len());
         let mut all_fresh = true;
         for row in &rows {
             let class = class_of(&policy, row);
-            let base = facts.snapshots.base(row.pinned, &line, &log);
+            let mut base = facts.snapshots.base(row.pinned, &line, &log);
+            // Rule C10: the target's history was cut by expiry after the base had been pinned.
+            let kept_base = match &base {
+                BaseFinding::Expired { .. } => pinned_base(facts, self.ledger.queue_id(), row.id)
+                    .filter(|id| facts.snapshots.is_ancestor(*id, row.pinned)),
+                _ => None,
+            };
+            if let Some(kept) = kept_base {
+                base = BaseFinding::Common(kept);
+            }
             let base_id = match &base {
                 BaseFinding::Common(id) => Some(Some(*id)),
                 BaseFinding::Empty => Some(None),
@@ -90,7 +109,13 @@ impl Worker {
                 Some(base) if !pinned_on_target => match sides.get(&base) {
                     Some(side) => Arc::clone(side),
                     None => {
-                        let side = Arc::new(self.target_side(&table, &line, base, &policy).await?);
+                        let side = match (base, head) {
+                            (Some(base), Some(head)) if !line.contains(base) => {
+                                self.live_difference(&table, base, head).await?
+                            }
+                            _ => self.target_side(&table, &line, base, &policy).await?,
+                        };
+                        let side = Arc::new(side);
                         sides.insert(base, Arc::clone(&side));
                         side
                     }
@@ -111,7 +136,7 @@ impl Worker {
                     .is_some_and(|landed| !landed.iter().any(|id| line.contains(*id))),
                 structure: StructureStanding::Accepted,
                 units: Ok(Vec::new()),
-                broken: None,
+                broken: not_a_branch(&table, row).or_else(|| taken_tag(&table, &class, row, self.now_ms())),
                 target_side,
             };
             if let Some(base) = base_id
@@ -125,6 +150,8 @@ impl Worker {
         let mut protected: BTreeSet<RefName> = policy.protected.iter().cloned().collect();
         protected.insert(RefName::main());
         protected.insert(lane.target.clone());
+        protected.extend(self.ledger.shared_sources(&lane.uuid).await?);
+        protected.extend(self.ledger.open_targets(&lane.uuid).await?);
         let policy_digest = policy.digest();
         Ok(Gathered {
             lane: lane.clone(),
@@ -138,6 +165,27 @@ impl Worker {
             all_fresh,
             table,
         })
+    }
+
+    /// Reads the manifests of every source at once into the cache: one by one, the worker would wait for
+    /// storage most of the time. An error is met again, and told, where the request is looked at.
+    async fn read_ahead(&self, table: &LoadedTable, line: &Line, rows: &[RequestRow]) {
+        let mut wanted: Vec<&SnapshotFact> = Vec::new();
+        for row in rows {
+            let mut next = Some(row.pinned);
+            while let Some(snapshot) =
+                next.filter(|id| !line.contains(*id)).and_then(|id| table.facts.snapshots.get(id))
+                && wanted.len() < MAX_READ_AHEAD
+            {
+                wanted.push(snapshot);
+                next = snapshot.parent;
+            }
+        }
+        stream::iter(wanted)
+            .map(|snapshot| self.store.changes(table, snapshot))
+            .buffer_unordered(PARALLEL_SOURCES)
+            .for_each(|_| std::future::ready(()))
+            .await;
     }
 
     /// Changes of the target after `base`, oldest first. Reads only manifests written since.
@@ -156,6 +204,45 @@ impl Worker {
             side.push(TargetChange { change, proof, origin: Origin::Target(id) });
         }
         Ok(side)
+    }
+
+    /// Target side without the snapshots between: what is live now and was not at the base, and the other
+    /// way round, as one change of data (rule C10). Stricter than the history would be, never looser.
+    async fn live_difference(
+        &self,
+        table: &LoadedTable,
+        base: SnapshotId,
+        head: SnapshotId,
+    ) -> Result<TargetSide, WorkerError> {
+        let facts = &table.facts;
+        let (Some(base), Some(head_fact)) = (facts.snapshots.get(base), facts.snapshots.get(head)) else {
+            return Ok(TargetSide::default());
+        };
+        let before = self.store.live_files(table, base, &FileScope::Table).await?;
+        let after = self.store.live_files(table, head_fact, &FileScope::Table).await?;
+        let paths = |files: &[LiveFile]| -> BTreeSet<Arc<str>> {
+            files.iter().map(|f| Arc::clone(&f.fact.path)).collect()
+        };
+        let (old, new) = (paths(&before.data), paths(&after.data));
+        let (old_deletes, new_deletes) = (paths(&before.deletes), paths(&after.deletes));
+        let only = |files: &[LiveFile], other: &BTreeSet<Arc<str>>| -> Vec<FileFact> {
+            files.iter().filter(|f| !other.contains(&f.fact.path)).map(|f| f.fact.clone()).collect()
+        };
+        let change = ChangeSet {
+            snapshot: head,
+            schema_id: head_fact.schema_id,
+            label: "overwrite".to_owned(),
+            record: RecordFinding::Absent,
+            added: only(&after.data, &old),
+            removed: only(&before.data, &new),
+            added_deletes: only(&after.deletes, &old_deletes),
+            removed_deletes: only(&before.deletes, &new_deletes),
+        };
+        Ok(TargetSide::new(vec![TargetChange {
+            change: Arc::new(change),
+            proof: RewriteProof::None,
+            origin: Origin::Target(head),
+        }]))
     }
 
     /// Reads the source's own changes. Whatever cannot be read is the request's own trouble.
@@ -205,12 +292,21 @@ impl Worker {
         } else {
             RewriteProof::None
         };
-        let parent_files = match (&change.record, change.removed.is_empty(), snapshot.parent) {
-            (RecordFinding::Absent, false, Some(parent)) => match table.facts.snapshots.get(parent) {
+        // Rule C7 asks whether every file of the partitions concerned was removed. Of a recorded
+        // replace-partitions that holds for those that it only added to as well.
+        let replaces = match &change.record {
+            RecordFinding::Absent => !change.removed.is_empty(),
+            RecordFinding::Found(record) => record.operation == Operation::ReplacePartitions,
+            RecordFinding::Invalid(_) => false,
+        };
+        let parent_files = match (replaces, snapshot.parent) {
+            (true, Some(parent)) => match table.facts.snapshots.get(parent) {
                 Some(parent) => {
-                    let removed: BTreeSet<Arc<Partition>> =
-                        change.removed.iter().map(|f| Arc::clone(&f.partition)).collect();
-                    let scope = FileScope::Partitions(removed.into_iter().collect());
+                    let concerned: BTreeSet<Arc<Partition>> = match &change.record {
+                        RecordFinding::Found(_) => change.partitions().cloned().collect(),
+                        _ => change.removed.iter().map(|f| Arc::clone(&f.partition)).collect(),
+                    };
+                    let scope = FileScope::Partitions(concerned.into_iter().collect());
                     let live = self.store.live_files(table, parent, &scope).await?;
                     Some(Arc::new(live.data.iter().map(|f| Arc::clone(&f.fact.path)).collect()))
                 }
@@ -250,6 +346,26 @@ fn source_now(table: &LoadedTable, row: &RequestRow) -> SourceNow {
         }
         None => SourceNow::Gone,
     }
+}
+
+/// A tag took the name since (case O09): it is no source, and nobody hands it over to be dropped (rule R6).
+fn not_a_branch(table: &LoadedTable, row: &RequestRow) -> Option<(ReasonCode, String)> {
+    let reference = table.facts.refs.get(&row.source)?;
+    (!reference.is_branch()).then(|| {
+        (ReasonCode::NotABranch, format!("'{}' is a tag now; pinned was snapshot {}", row.source, row.pinned))
+    })
+}
+
+/// Rule R5: a tag's name must be free; a taken one concerns only its own request.
+fn taken_tag(
+    table: &LoadedTable,
+    class: &ClassPolicy,
+    row: &RequestRow,
+    now_ms: i64,
+) -> Option<(ReasonCode, String)> {
+    let name = tag_name(class, row.id, now_ms)?;
+    let taken = table.facts.refs.contains_key(&name);
+    taken.then(|| (ReasonCode::NameTaken, format!("the tag {name} that its class asks for exists already")))
 }
 
 /// Rules R2, R9: a head that ages out soon is published under a new id.

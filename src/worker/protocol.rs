@@ -23,16 +23,18 @@ use mergeberg_kernel::classify::Witness;
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::ids::{Epoch, IntentId, RefName, RequestId, SnapshotId, TrainId};
-use mergeberg_kernel::policy::OnSourceMoved;
+use mergeberg_kernel::policy::{ClassPolicy, OnSourceMoved};
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::{RequestEvent, RequestState};
 use mergeberg_kernel::verdict::{Eviction, TrainDecision, TrainEvidence, decide};
 use serde_json::{Value, json};
 
-use super::context::{Worker, temporary_ref};
+use super::context::{Lane, Worker, temporary_ref};
 use super::error::WorkerError;
 use super::gather::Gathered;
-use super::stage::{Candidates, CarFailure, StagedCar, Staging};
+use super::losses::{Loss, conflict};
+use super::settle::{Finding, read_outcome};
+use super::stage::{Candidates, CarFailure, Staging};
 use super::step::{Step, reached};
 use crate::ledger::{Change, Intent, IntentCar, TrainRow, TrainStatus};
 use crate::table::catalog::CommitOutcome;
@@ -82,7 +84,6 @@ impl Worker {
         if plan.cars.is_empty() {
             return Ok(progress);
         }
-        progress.changed = true;
         let train = self.new_train_id();
         self.admit(epoch, &train, &plan.cars).await?;
         reached(Step::Admitted);
@@ -91,10 +92,11 @@ impl Worker {
             Ok(Staging::Ready(candidates)) => candidates,
             Ok(Staging::Failed(failures)) => {
                 self.refuse_failed(epoch, &plan.cars, &failures).await?;
+                progress.changed = true;
                 return Ok(progress);
             }
             Err(error) => {
-                self.give_back(epoch, plan.cars.iter().map(|c| c.request), &error).await?;
+                self.wait_out(epoch, plan.cars.iter().map(|c| c.request), &error).await?;
                 return Err(error);
             }
         };
@@ -103,20 +105,24 @@ impl Worker {
         let fence = temporary_ref(self.ledger.queue_id(), &train);
         self.record_train(epoch, &gathered, &train, &fence, &candidates).await?;
         reached(Step::TrainRecorded);
-        let Some(staged) = self.stage(epoch, &gathered, &train, &fence, &candidates).await? else {
-            return Ok(progress);
+        let staged = match self.stage(epoch, &gathered, &train, &fence, &candidates).await? {
+            Staged::Applied(table) => table,
+            Staged::Lost { again } => {
+                progress.changed |= again;
+                return Ok(progress);
+            }
         };
         reached(Step::Staged);
 
         match self.check(epoch, &gathered, &train, &staged, &candidates).await? {
             Checked::Passed(required) => {
-                reached(Step::EvidenceRecorded);
-                progress.landed =
-                    self.land(epoch, &gathered, &train, &fence, staged, candidates, required).await?;
+                let made = self.land(epoch, &gathered, &train, &fence, staged, candidates, required).await?;
+                progress.add(made);
             }
             Checked::Evicted => {
-                reached(Step::EvidenceRecorded);
                 self.drop_train(epoch, &gathered.lane, &train, &fence, &candidates).await?;
+                reached(Step::TrainDropped);
+                progress.changed = true;
             }
         }
         Ok(progress)
@@ -136,10 +142,12 @@ impl Worker {
             let mut classification = None;
             let (event, detail) = match verdict {
                 Verdict::Hold { code, text, witnesses } => {
-                    if row.state == RequestState::Held(*code) {
+                    let told = detail(text, witnesses);
+                    // Who is ahead may have changed while the reason did not.
+                    if row.state == RequestState::Held(*code) && row.detail.as_ref() == Some(&told) {
                         continue;
                     }
-                    (RequestEvent::Hold(*code), detail(text, witnesses))
+                    (RequestEvent::Hold(*code), told)
                 }
                 Verdict::Refuse { code, text, class, witnesses } => {
                     classification = class.map(|class| class.word().to_owned());
@@ -187,7 +195,7 @@ impl Worker {
                 request: car.request,
                 event: RequestEvent::Admit,
                 train: Some(train.clone()),
-                classification: Some(car.classification.class.word().to_owned()),
+                classification: Some(car.word().to_owned()),
                 detail: Some(detail(&car.classification.text, &car.classification.witnesses)),
             })
             .collect();
@@ -241,29 +249,6 @@ impl Worker {
         Ok(())
     }
 
-    /// Gives requests back for something that is nobody's fault: where it is the table's trouble they wait
-    /// under its name, so that their owners see it (promise 7).
-    async fn give_back(
-        &self,
-        epoch: Epoch,
-        requests: impl Iterator<Item = RequestId>,
-        error: &WorkerError,
-    ) -> Result<(), WorkerError> {
-        let event = error.holds_lane().map_or(RequestEvent::Requeue, RequestEvent::Hold);
-        let detail = detail(&error.to_string(), &[]);
-        let changes: Vec<Change> = requests
-            .map(|request| Change {
-                request,
-                event,
-                train: None,
-                classification: None,
-                detail: Some(detail.clone()),
-            })
-            .collect();
-        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
-        Ok(())
-    }
-
     async fn record_train(
         &self,
         epoch: Epoch,
@@ -287,7 +272,7 @@ impl Worker {
         Ok(())
     }
 
-    /// One commit (rule L1). `None`: it did not apply, and the requests are queued again.
+    /// One commit (rule L1).
     async fn stage(
         &self,
         epoch: Epoch,
@@ -295,7 +280,7 @@ impl Worker {
         train: &TrainId,
         fence: &RefName,
         candidates: &Candidates,
-    ) -> Result<Option<Arc<LoadedTable>>, WorkerError> {
+    ) -> Result<Staged, WorkerError> {
         let facts = &gathered.table.facts;
         let mut requirements = vec![
             Requirement::TableUuid(gathered.lane.uuid.clone()),
@@ -328,52 +313,96 @@ impl Worker {
             max_ref_age_ms: Some(TEMPORARY_LIFE_MS),
         }));
         let outcome = self.catalog.commit(&gathered.table, &requirements, updates).await;
-        let why = match outcome {
-            CommitOutcome::Landed(table) => {
-                self.ledger.set_train_status(epoch, train, TrainStatus::Staged).await?;
-                let changes: Vec<Change> = candidates
-                    .cars
-                    .iter()
-                    .flat_map(|car| [RequestEvent::Stage, RequestEvent::Check].map(|event| (car, event)))
-                    .map(|(car, event)| Change {
-                        request: car.car.request,
-                        event,
-                        train: Some(train.clone()),
-                        classification: None,
-                        // Rule D5: rows that the target loses although the branch never saw them are told.
-                        detail: (car.vanished_rows > 0)
-                            .then(|| json!({ "vanished-rows": car.vanished_rows })),
-                    })
-                    .collect();
-                self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
-                return Ok(Some(table));
+        let (loss, why) = match outcome {
+            CommitOutcome::Landed(_) => {
+                // Case O01: what counts is the table as it is read now.
+                let table = self.catalog.load(&gathered.lane.table).await?;
+                if table.facts.head(fence) == Some(candidates.tail) {
+                    self.record_staged(epoch, train, candidates).await?;
+                    return Ok(Staged::Applied(table));
+                }
+                let why = format!("the catalog says that it staged the train, but {fence} is not there");
+                return self.staging_unknown(epoch, gathered, candidates, &why).await;
             }
-            CommitOutcome::HeadMoved => "the target moved while the train was staged".to_owned(),
-            CommitOutcome::SourceMoved(name) => format!("{name} moved while the train was staged"),
-            CommitOutcome::NameTaken(name) => format!("{name} exists already"),
-            CommitOutcome::PointerMoved => "the table was written while the train was staged".to_owned(),
+            CommitOutcome::HeadMoved => {
+                (Loss::HeadMoved, "the target moved while the train was staged".to_owned())
+            }
+            CommitOutcome::SourceMoved(name) => {
+                (Loss::HeadMoved, format!("{name} moved while the train was staged"))
+            }
+            CommitOutcome::NameTaken(name) => (Loss::HeadMoved, format!("{name} exists already")),
+            CommitOutcome::PointerMoved => {
+                let now = self.catalog.load(&gathered.lane.table).await?;
+                match conflict(&gathered.table, &now) {
+                    Loss::Unexplained => (
+                        Loss::Unexplained,
+                        format!(
+                            "the catalog says that {} moved while the train was staged, but its metadata is \
+                             still {}",
+                            gathered.lane.table, now.metadata_location
+                        ),
+                    ),
+                    loss => (loss, "the table was written while the train was staged".to_owned()),
+                }
+            }
             CommitOutcome::TableChanged(what) => {
-                format!("the table changed while the train was staged: {what}")
+                (Loss::PointerMoved, format!("the table changed while the train was staged: {what}"))
             }
-            CommitOutcome::Fenced => "the temporary branch is gone".to_owned(),
+            CommitOutcome::Fenced => (Loss::HeadMoved, "the temporary branch is gone".to_owned()),
             CommitOutcome::Unknown(what) => {
-                // Nothing can have landed, since no intent is written. The temporary branch, should it
-                // exist, is swept with the train's row.
-                self.requeue(epoch, requests_of(candidates), &what).await?;
-                tracing::warn!(train = %train, "staging has no known outcome: {what}");
-                return Ok(None);
+                return self.staging_unknown(epoch, gathered, candidates, &what).await;
             }
             CommitOutcome::Refused(error) => {
                 self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
                 let error = WorkerError::from(error);
-                self.give_back(epoch, requests_of(candidates), &error).await?;
+                self.wait_out(epoch, requests_of(candidates), &error).await?;
+                self.delete_written(&gathered.lane, candidates).await;
                 return Err(error);
             }
         };
         self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
-        self.requeue(epoch, requests_of(candidates), &why).await?;
         self.delete_written(&gathered.lane, candidates).await;
-        Ok(None)
+        let again = self.give_back(epoch, &gathered.lane, requests_of(candidates), loss, &why).await?;
+        Ok(Staged::Lost { again })
+    }
+
+    /// Nothing can have landed, since no intent is written. The temporary branch, should it exist, is swept
+    /// with the train's row.
+    async fn staging_unknown(
+        &self,
+        epoch: Epoch,
+        gathered: &Gathered,
+        candidates: &Candidates,
+        what: &str,
+    ) -> Result<Staged, WorkerError> {
+        tracing::warn!(table = %gathered.lane.table, "staging has no known outcome: {what}");
+        let requests = requests_of(candidates);
+        let again = self.give_back(epoch, &gathered.lane, requests, Loss::Unexplained, what).await?;
+        Ok(Staged::Lost { again })
+    }
+
+    async fn record_staged(
+        &self,
+        epoch: Epoch,
+        train: &TrainId,
+        candidates: &Candidates,
+    ) -> Result<(), WorkerError> {
+        self.ledger.set_train_status(epoch, train, TrainStatus::Staged).await?;
+        let changes: Vec<Change> = candidates
+            .cars
+            .iter()
+            .flat_map(|car| [RequestEvent::Stage, RequestEvent::Check].map(|event| (car, event)))
+            .map(|(car, event)| Change {
+                request: car.car.request,
+                event,
+                train: Some(train.clone()),
+                classification: None,
+                // Rule D5: rows that the target loses although the branch never saw them are told.
+                detail: (car.vanished_rows > 0).then(|| json!({ "vanished-rows": car.vanished_rows })),
+            })
+            .collect();
+        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        Ok(())
     }
 
     /// Runs the checks on the candidates and records the evidence. Those who fail leave the train.
@@ -388,11 +417,13 @@ impl Worker {
         let evidence = self.gather_evidence(gathered, staged, candidates).await;
         let rows: Vec<_> = evidence.iter().map(|e| (e.requests.clone(), e.evidence.clone())).collect();
         self.ledger.record_evidence(train, &rows, self.now_ms()).await?;
+        reached(Step::EvidenceRecorded);
         let order: Vec<RequestId> = requests_of(candidates).collect();
         match decide(&order, &evidence) {
             TrainDecision::Land => Ok(Checked::Passed(required(&evidence))),
             TrainDecision::Evict(evicted) => {
                 self.evict(epoch, gathered, candidates, &evicted).await?;
+                reached(Step::Evicted);
                 Ok(Checked::Evicted)
             }
         }
@@ -414,7 +445,8 @@ impl Worker {
                 }
                 Some(Eviction::CouldNotRun { check, error }) => {
                     let tries = tries_of(gathered, request) + 1;
-                    let detail = json!({ "text": error, "check": check, TRIES: tries });
+                    let wait = CHECK_RETRY_MS.saturating_mul(1 << tries.min(10));
+                    let detail = json!({ "text": error, "check": check, TRIES: tries, RETRY_AT: self.now_ms() + wait });
                     (RequestEvent::Hold(ReasonCode::CheckCouldNotRun), detail)
                 }
                 None => (
@@ -428,7 +460,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Intent, landing commit, verification, receipt. The number of requests that landed.
+    /// Intent, landing commit, verification, receipt.
     #[allow(clippy::too_many_arguments)]
     async fn land(
         &self,
@@ -439,7 +471,7 @@ impl Worker {
         mut table: Arc<LoadedTable>,
         candidates: Candidates,
         required: Vec<(SnapshotId, String)>,
-    ) -> Result<usize, WorkerError> {
+    ) -> Result<Progress, WorkerError> {
         let mut keep: BTreeSet<RefName> = BTreeSet::new();
         let intent = Intent {
             id: IntentId(format!("intent-{train}")),
@@ -465,108 +497,101 @@ impl Worker {
         self.ledger.write_intent(epoch, &intent, self.now_ms()).await?;
         reached(Step::IntentWritten);
 
+        // One time for the whole landing: a tag's name must not change while it is sent again.
+        let now_ms = self.now_ms();
         let mut tries = 0;
         loop {
-            let (requirements, updates) = landing(gathered, &table, fence, &candidates, &keep);
-            match self.catalog.commit(&table, &requirements, updates).await {
-                CommitOutcome::Landed(after) => {
+            let (requirements, updates) = landing(gathered, &table, fence, &candidates, &keep, now_ms);
+            let (loss, why) = match self.catalog.commit(&table, &requirements, updates).await {
+                CommitOutcome::Landed(_) => {
                     reached(Step::Landed);
-                    return self.receipt(epoch, &intent, &after).await;
+                    if let Some(progress) = self.receipt(epoch, &gathered.lane, &intent).await? {
+                        return Ok(progress);
+                    }
+                    self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
+                    let why = format!(
+                        "the catalog says that it landed, but {} is not at {}",
+                        intent.target, intent.tail
+                    );
+                    (Loss::Unexplained, why)
                 }
-                CommitOutcome::PointerMoved if tries < MAX_POINTER_RETRIES => {
+                CommitOutcome::PointerMoved => {
+                    let now = self.catalog.load(&gathered.lane.table).await?;
+                    let loss = conflict(&table, &now);
                     tries += 1;
-                    self.pause(tries).await;
-                    table = self.catalog.load(&gathered.lane.table).await?;
+                    if tries < MAX_POINTER_RETRIES && loss == Loss::PointerMoved {
+                        self.pause(tries).await;
+                        table = now;
+                        continue;
+                    }
+                    (loss, "other branches of the table are written without a pause".to_owned())
                 }
                 CommitOutcome::SourceMoved(name) => {
                     // Rule L6: a branch that grew is kept and the pin lands; anything else is another plan.
                     table = self.catalog.load(&gathered.lane.table).await?;
-                    if grew(&table, &candidates, &name) {
-                        keep.insert(name);
-                    } else {
-                        return self
-                            .not_landed(epoch, gathered, &intent, &candidates, "a source branch was reset")
-                            .await;
+                    if grew(&table, &candidates, &name) && keep.insert(name) {
+                        continue;
                     }
+                    (Loss::HeadMoved, "a source branch was reset".to_owned())
                 }
-                CommitOutcome::HeadMoved => {
-                    return self
-                        .not_landed(epoch, gathered, &intent, &candidates, "the target moved meanwhile")
-                        .await;
-                }
-                CommitOutcome::NameTaken(name) => {
-                    return self
-                        .not_landed(epoch, gathered, &intent, &candidates, &format!("{name} exists already"))
-                        .await;
-                }
-                CommitOutcome::TableChanged(what) => {
-                    return self.not_landed(epoch, gathered, &intent, &candidates, &what).await;
-                }
-                CommitOutcome::PointerMoved => {
-                    return self
-                        .not_landed(
-                            epoch,
-                            gathered,
-                            &intent,
-                            &candidates,
-                            "other branches of the table are written without a pause",
-                        )
-                        .await;
-                }
-                CommitOutcome::Refused(error) => {
-                    return self.not_landed(epoch, gathered, &intent, &candidates, &error.to_string()).await;
-                }
+                CommitOutcome::HeadMoved => (Loss::HeadMoved, "the target moved meanwhile".to_owned()),
+                CommitOutcome::NameTaken(name) => (Loss::HeadMoved, format!("{name} exists already")),
+                CommitOutcome::TableChanged(what) => (Loss::PointerMoved, what),
+                CommitOutcome::Refused(error) => (Loss::Unexplained, error.to_string()),
                 // Somebody removed the fence, or nobody knows: only the catalog's state decides.
-                CommitOutcome::Fenced => {
-                    return self.settle_one(epoch, &intent).await.map(|p| p.landed);
-                }
+                CommitOutcome::Fenced => (Loss::HeadMoved, "the temporary branch was removed".to_owned()),
                 CommitOutcome::Unknown(what) => {
                     tracing::warn!(train = %train, "landing has no known outcome: {what}");
                     self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
-                    return self.settle_one(epoch, &intent).await.map(|p| p.landed);
+                    (Loss::Unexplained, what)
                 }
-            }
+            };
+            return self.settle_own(epoch, gathered, &intent, &candidates, loss, &why).await;
         }
     }
 
-    /// Case O01: the head is read from the catalog before anything is called landed.
+    /// Case O01: the target is read from the catalog before anything is called landed. `None`: it is not.
     async fn receipt(
         &self,
         epoch: Epoch,
+        lane: &Lane,
         intent: &Intent,
-        _after: &LoadedTable,
-    ) -> Result<usize, WorkerError> {
+    ) -> Result<Option<Progress>, WorkerError> {
         let table = self.catalog.load(&intent.table).await?;
-        let head = table.facts.head(&intent.target);
-        let on_target = head.is_some_and(|head| table.facts.snapshots.is_ancestor(intent.tail, head));
-        if !on_target {
-            self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
-            return self.settle_one(epoch, intent).await.map(|p| p.landed);
+        if read_outcome(&table, intent) != Finding::Landed {
+            return Ok(None);
         }
         self.ledger.settle_landed(epoch, &intent.id, self.now_ms(), &landed_of(intent)).await?;
         reached(Step::ReceiptWritten);
+        self.forget_losses(lane);
         for car in &intent.cars {
             tracing::info!(request = %car.request, table = %intent.table, target = %intent.target,
                 snapshot = ?car.candidates.last(), "landed");
         }
-        Ok(intent.cars.len())
+        Ok(Some(Progress { landed: intent.cars.len(), changed: true }))
     }
 
-    /// The catalog said no. The fence goes first: then it is proved that nothing landed and nothing will.
-    async fn not_landed(
+    /// The catalog did not say yes. The fence goes first: then it is proved whether anything landed, and the
+    /// train is taken off the catalog (rules L3, R1, R8).
+    async fn settle_own(
         &self,
         epoch: Epoch,
         gathered: &Gathered,
         intent: &Intent,
         candidates: &Candidates,
+        loss: Loss,
         why: &str,
-    ) -> Result<usize, WorkerError> {
-        tracing::info!(train = %intent.train, "not landed: {why}");
-        let progress = self.settle_one(epoch, intent).await?;
-        if progress.landed == 0 {
-            self.delete_written(&gathered.lane, candidates).await;
+    ) -> Result<Progress, WorkerError> {
+        tracing::info!(train = %intent.train, "not known to have landed: {why}");
+        let lane = &gathered.lane;
+        let mut progress = self.settle_one(epoch, intent).await?;
+        if progress.changed && progress.landed == 0 {
+            self.drop_train(epoch, lane, &intent.train, &intent.temp_ref, candidates).await?;
+            progress.changed = self.give_back(epoch, lane, requests_of(candidates), loss, why).await?;
+        } else if progress.landed > 0 {
+            self.forget_losses(lane);
         }
-        Ok(progress.landed)
+        Ok(progress)
     }
 
     /// Exponential back-off with jitter, bounded.
@@ -577,6 +602,14 @@ impl Worker {
     }
 }
 
+/// What became of the staging commit.
+enum Staged {
+    /// The table with the train in it.
+    Applied(Arc<LoadedTable>),
+    /// Not applied, or not known to be; the requests are given back.
+    Lost { again: bool },
+}
+
 pub(super) enum Checked {
     /// Passing evidence that the intent names: candidate and check.
     Passed(Vec<(SnapshotId, String)>),
@@ -585,6 +618,10 @@ pub(super) enum Checked {
 
 /// Key of a request's detail that counts how often a check could not run.
 const TRIES: &str = "tries";
+/// Key of a request's detail: when it is tried again, in milliseconds since 1970.
+const RETRY_AT: &str = "retry-at-ms";
+/// First pause before a check that could not run is tried again, in milliseconds; doubled each time.
+const CHECK_RETRY_MS: i64 = 500;
 
 fn tries_of(gathered: &Gathered, request: RequestId) -> u64 {
     gathered
@@ -597,11 +634,15 @@ fn tries_of(gathered: &Gathered, request: RequestId) -> u64 {
         .unwrap_or_default()
 }
 
-/// Has this request's check failed to run as often as it is tried?
-pub(super) fn waits_for_operator(row: &crate::ledger::RequestRow) -> bool {
-    row.state == RequestState::Held(ReasonCode::CheckCouldNotRun)
-        && row.detail.as_ref().and_then(|d| d.get(TRIES)).and_then(Value::as_u64).unwrap_or_default()
-            >= MAX_CHECK_TRIES
+/// A request whose check could not run waits a little, and after so many tries for an operator.
+pub(super) fn waits_for_its_check(row: &crate::ledger::RequestRow, now_ms: i64) -> bool {
+    if row.state != RequestState::Held(ReasonCode::CheckCouldNotRun) {
+        return false;
+    }
+    let Some(detail) = &row.detail else { return false };
+    let tries = detail.get(TRIES).and_then(Value::as_u64).unwrap_or_default();
+    let retry_at = detail.get(RETRY_AT).and_then(Value::as_i64).unwrap_or_default();
+    tries >= MAX_CHECK_TRIES || now_ms < retry_at
 }
 
 /// Each request with the snapshot that publishes it.
@@ -629,6 +670,15 @@ fn source_at_pin(car: &Car) -> Requirement {
     Requirement::RefAt { name: car.source.clone(), at: Some(car.pinned), role: RefRole::Source }
 }
 
+/// The tag that a class asks for: `{request}` is the request's id, `{date}` the day in UTC.
+pub(super) fn tag_name(class: &ClassPolicy, request: RequestId, now_ms: i64) -> Option<RefName> {
+    let form = class.tag.as_ref()?;
+    let date = chrono::DateTime::from_timestamp_millis(now_ms).map(|at| at.format("%Y-%m-%d").to_string());
+    Some(RefName(
+        form.replace("{request}", &request.to_string()).replace("{date}", &date.unwrap_or_default()),
+    ))
+}
+
 /// A branch that descends from its pin; its class must allow that the pin lands without it.
 fn grew(table: &LoadedTable, candidates: &Candidates, name: &RefName) -> bool {
     let Some(head) = table.facts.head(name) else { return false };
@@ -645,6 +695,7 @@ fn landing(
     fence: &RefName,
     candidates: &Candidates,
     keep: &BTreeSet<RefName>,
+    now_ms: i64,
 ) -> (Vec<Requirement>, Vec<Update>) {
     let planned = &gathered.table.facts;
     let target = &gathered.lane.target;
@@ -671,17 +722,13 @@ fn landing(
         Update::RemoveRef(fence.clone()),
     ];
     let mut dropped: BTreeSet<&RefName> = BTreeSet::new();
-    for car in &candidates.cars {
-        let StagedCar { car, .. } = car;
+    for staged in &candidates.cars {
+        let car = &staged.car;
         if car.drop_source && !keep.contains(&car.source) && dropped.insert(&car.source) {
             requirements.push(source_at_pin(car));
             updates.push(Update::RemoveRef(car.source.clone()));
         }
-        if let (Some(tag), Some(tail)) = (
-            &car.class.tag,
-            candidates.cars.iter().find(|c| c.car.request == car.request).and_then(StagedCar::tail),
-        ) {
-            let name = RefName(tag.replace("{request}", &car.request.to_string()));
+        if let (Some(name), Some(tail)) = (tag_name(&car.class, car.request, now_ms), staged.tail()) {
             requirements.push(Requirement::RefAt { name: name.clone(), at: None, role: RefRole::NewName });
             updates.push(Update::SetRef(RefFact {
                 name,

@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use super::context::{Lane, Worker};
 use super::error::{Disposition, WorkerError};
 use super::foreign::TargetStanding;
-use super::protocol::{Progress, waits_for_operator};
-use crate::ledger::{Change, RequestRow};
+use super::protocol::{Progress, waits_for_its_check};
+use crate::ledger::{Change, LedgerFault, RequestRow, TargetHead};
 use crate::table::catalog::CatalogError;
 use crate::table::loaded::LoadedTable;
 
@@ -101,7 +101,6 @@ impl Worker {
             if *stop.borrow() {
                 return Ok(Ended::Stopped);
             }
-            self.ledger.renew(epoch, self.now_ms()).await?;
             match self.tick_with_heartbeat(epoch, options.lease_ms).await {
                 Ok(progress) => {
                     failures = 0;
@@ -155,15 +154,26 @@ impl Worker {
         }
     }
 
-    /// A tick during which the lease is renewed: a check may take longer than it lasts.
+    /// A tick during which the lease is renewed: a check may take longer than it lasts. Both run side by
+    /// side, for a tick that waits while it holds the ledger's writing connection must go on for the renewal
+    /// to get it.
     async fn tick_with_heartbeat(&self, epoch: Epoch, lease_ms: i64) -> Result<Progress, WorkerError> {
         let every = Duration::from_millis(u64::try_from(lease_ms / HEARTBEATS_PER_LEASE).unwrap_or(1).max(1));
-        let mut tick = std::pin::pin!(self.tick(epoch));
-        loop {
-            tokio::select! {
-                result = &mut tick => return result,
-                () = tokio::time::sleep(every) => self.ledger.renew(epoch, self.now_ms()).await?,
+        self.ledger.renew(epoch, self.now_ms()).await?;
+        let heartbeat = async {
+            loop {
+                tokio::time::sleep(every).await;
+                match self.ledger.renew(epoch, self.now_ms()).await {
+                    Ok(()) => {}
+                    Err(error) if error.fault() == LedgerFault::StepDown => return WorkerError::from(error),
+                    // The epoch guards every write; a late heartbeat only lets another worker in earlier.
+                    Err(error) => tracing::warn!("the lease could not be renewed: {error}"),
+                }
             }
+        };
+        tokio::select! {
+            result = self.tick(epoch) => result,
+            error = heartbeat => Err(error),
         }
     }
 
@@ -176,6 +186,17 @@ impl Worker {
         }
         let mut progress = Progress::default();
         let mut failed = None;
+        for TargetHead { table, table_uuid: uuid, target, .. } in self.ledger.target_heads().await? {
+            let lane = Lane { table, uuid, target };
+            if !lanes.values().flatten().any(|open| open.uuid == lane.uuid && open.target == lane.target) {
+                let policy = policies.for_table(&lane.table);
+                match self.look_after(epoch, &lane, &policy).await {
+                    Err(error) if error.disposition() != Disposition::RetryNextTick => return Err(error),
+                    Err(error) => tracing::warn!(table = %lane.table, target = %lane.target, "{error}"),
+                    Ok(()) => {}
+                }
+            }
+        }
         for (table, lanes) in lanes {
             let policy = policies.for_table(&table);
             for lane in lanes {
@@ -222,7 +243,9 @@ impl Worker {
         // Settling may have moved the table.
         let table = match self.catalog.load(&lane.table).await {
             Ok(table) if table.facts.uuid == lane.uuid => table,
-            Ok(_) | Err(CatalogError::NotFound(_)) => return Ok(Progress { landed: 0, changed: true }),
+            Ok(_) | Err(CatalogError::NotFound(_)) => {
+                return Ok(Progress { landed: 0, changed: true });
+            }
             Err(error) => return Err(error.into()),
         };
         if let TargetStanding::Rewound { known, now } = self.watch_target(lane, &table, policy).await? {
@@ -238,13 +261,11 @@ impl Worker {
             return self.all_waiting(epoch, lane, event, &text).await;
         }
         let structures = self.structures(lane, &table, &policy.digest()).await?;
-        let waiting: Vec<RequestRow> = self
-            .ledger
-            .waiting(&lane.uuid, &lane.target)
-            .await?
-            .into_iter()
-            .filter(|row| !waits_for_operator(row))
-            .collect();
+        let now_ms = self.now_ms();
+        let waiting = self.ledger.waiting(&lane.uuid, &lane.target).await?;
+        let table = self.keep_pins(lane, table, &waiting).await?;
+        let waiting: Vec<RequestRow> =
+            waiting.into_iter().filter(|row| !waits_for_its_check(row, now_ms)).collect();
         if waiting.is_empty() {
             return Ok(Progress::default());
         }
@@ -263,6 +284,25 @@ impl Worker {
             }
         }
         self.run_train(epoch, gathered).await
+    }
+
+    /// A target without open requests: what a dead worker left in the catalog goes, and commits that no
+    /// request made are seen, not only when somebody enqueues the next time (case O17).
+    async fn look_after(
+        &self,
+        epoch: Epoch,
+        lane: &Lane,
+        policy: &mergeberg_kernel::policy::TablePolicy,
+    ) -> Result<(), WorkerError> {
+        let table = match self.catalog.load(&lane.table).await {
+            Ok(table) if table.facts.uuid == lane.uuid => table,
+            // Nobody waits for it: nothing is looked for.
+            Ok(_) | Err(CatalogError::NotFound(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        self.sweep(epoch, lane).await?;
+        self.watch_target(lane, &table, policy).await?;
+        Ok(())
     }
 
     async fn all_waiting(
@@ -288,7 +328,7 @@ impl Worker {
             return Ok(Progress::default());
         }
         self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
-        Ok(Progress { landed: 0, changed: !matches!(event, RequestEvent::Hold(_)) })
+        Ok(Progress { changed: !matches!(event, RequestEvent::Hold(_)), ..Progress::default() })
     }
 
     /// The table of a lane under its name; another uuid, a new name and no table at all are told apart.

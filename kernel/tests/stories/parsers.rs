@@ -96,7 +96,7 @@ proptest! {
 
     #[test]
     fn a_filter_never_rules_out_the_partition_of_a_row_that_matches(
-        row in row(), spec in 0..8_i32, op in op(), off in -800..800_i64, in_micros in any::<bool>()
+        row in row(), spec in 0..8_i32, op in op(), off in -100..100_i64, in_micros in any::<bool>()
     ) {
         const DAY_MICROS: i64 = 86_400_000_000;
         // The row is at five o'clock and a bit, which is what the hour spec says.
@@ -125,25 +125,6 @@ proptest! {
         }
         let status_is_null = Filter::IsNull { field_id: 3 };
         prop_assert!(row.1 != 0 || status_is_null.may_match(&place));
-    }
-
-    #[test]
-    fn partition_values_of_any_text_are_read_or_may_match(
-        transform in "(identity|day|month|year|hour|bucket\\[4\\]|void|\\PC{0,6})",
-        value in "(-?[0-9]{1,20}|\\PC{0,8}|-?[0-9]{1,6}-[0-9]{1,2}-[0-9]{1,2})",
-        op in op(),
-        days in any::<i64>(),
-    ) {
-        let field = PartitionField { source_id: 2, name: "p".to_owned(), transform, value: Some(value) };
-        let place = Partition { spec_id: SpecId(0), fields: vec![field] };
-        for value in [
-            FilterValue::Date(days),
-            FilterValue::Timestamp(days),
-            FilterValue::Int(i128::from(days)),
-            FilterValue::Text("x".to_owned()),
-        ] {
-            let _ = Filter::Compare { field_id: 2, op, value }.may_match(&place);
-        }
     }
 }
 
@@ -202,6 +183,25 @@ proptest! {
             if let Err(error) = TablePolicy::parse("p.toml", text) {
                 prop_assert!(error.to_string().starts_with("p.toml: "));
             }
+        }
+    }
+
+    #[test]
+    fn partition_values_of_any_text_are_read_or_may_match(
+        transform in "(identity|day|month|year|hour|bucket\\[4\\]|void|\\PC{0,6})",
+        value in "(-?[0-9]{1,20}|\\PC{0,8}|-?[0-9]{1,6}-[0-9]{1,2}-[0-9]{1,2})",
+        op in op(),
+        days in any::<i64>(),
+    ) {
+        let field = PartitionField { source_id: 2, name: "p".to_owned(), transform, value: Some(value) };
+        let place = Partition { spec_id: SpecId(0), fields: vec![field] };
+        for value in [
+            FilterValue::Date(days),
+            FilterValue::Timestamp(days),
+            FilterValue::Int(i128::from(days)),
+            FilterValue::Text("x".to_owned()),
+        ] {
+            let _ = Filter::Compare { field_id: 2, op, value }.may_match(&place);
         }
     }
 

@@ -296,6 +296,9 @@ fn every_wrong_class_is_named_with_what_is_wrong() {
         assert!(message.contains("ingest"), "names the class: {message}");
         assert!(message.contains(expected), "says '{expected}': {message}");
     }
+    for fits in ["batch-size = 1", "batch-size = 500"] {
+        assert!(TablePolicy::parse("x", &with_class(fits)).is_ok(), "{fits}");
+    }
     let nameless = error_of("table = \"nyc.flights\"\n[[class]]\nname = \" \"\nprefix = \"ingest/\"");
     assert!(nameless.contains("ingest/") && nameless.contains("name"), "{nameless}");
 }

@@ -162,7 +162,9 @@ proptest! {
         let (mut story, ids) = build(&drafts);
         let (source, target) = (pick(&ids, source).to_owned(), pick(&ids, target).to_owned());
         let before = story.merge(&source).onto(&target).under(&class);
-        prop_assume!(before.units().is_ok());
+        if before.units().is_err() {
+            return Ok(());
+        }
         let before = before.classify();
         add(&mut story, "S99", &target, &Draft { record: 5, ..more });
         let after = story.merge(&source).onto("S99").under(&class).classify();
@@ -279,23 +281,6 @@ proptest! {
     }
 
     #[test]
-    fn disjoint_appends_all_ride_up_to_the_batch_size(count in 1..40_usize, batch in 1..50_usize) {
-        let class = class(|c| c.batch_size = batch);
-        let mut story = Story::ord();
-        let mut waiting = Vec::new();
-        for n in 0..count {
-            story.append(&format!("S{}", n + 2), "S1", &format!("+F{n}@09-{n:02}"));
-        }
-        for n in 0..count {
-            waiting.push(story.merge(&format!("S{}", n + 2)).under(&class).request(n as i64));
-        }
-        let plan = story.plan("S1", &waiting);
-        prop_assert_eq!(plan.cars.len(), count.min(batch));
-        let order: Vec<i64> = plan.cars.iter().map(|c| c.request.0).collect();
-        prop_assert_eq!(order, (0..count.min(batch) as i64).collect::<Vec<_>>());
-    }
-
-    #[test]
     fn exactly_a_prefix_may_be_published(count in 1..7_usize, marks in vec(any::<bool>(), 7)) {
         let mut story = Story::ord();
         for n in 0..count {
@@ -327,12 +312,34 @@ proptest! {
     }
 }
 
+proptest! {
+    // Each case is a whole queue.
+    #![proptest_config(config(40))]
+
+    #[test]
+    fn disjoint_appends_all_ride_up_to_the_batch_size(count in 1..40_usize, batch in 1..50_usize) {
+        let class = class(|c| c.batch_size = batch);
+        let mut story = Story::ord();
+        let mut waiting = Vec::new();
+        for n in 0..count {
+            story.append(&format!("S{}", n + 2), "S1", &format!("+F{n}@09-{n:02}"));
+        }
+        for n in 0..count {
+            waiting.push(story.merge(&format!("S{}", n + 2)).under(&class).request(n as i64));
+        }
+        let plan = story.plan("S1", &waiting);
+        prop_assert_eq!(plan.cars.len(), count.min(batch));
+        let order: Vec<i64> = plan.cars.iter().map(|c| c.request.0).collect();
+        prop_assert_eq!(order, (0..count.min(batch) as i64).collect::<Vec<_>>());
+    }
+}
+
 // Verdicts.
 
 /// Evidence of a train of cars 1..=6, in order.
 fn any_evidence() -> impl Strategy<Value = Vec<TrainEvidence>> {
-    let violation = (vec(1..7_i64, 1..4), prop_oneof![3 => Just(false), 1 => Just(true)]);
-    let shared = (vec(violation, 0..4), 0..8_u8, select(&["keys", "nulls", "values"][..])).prop_map(
+    let violation = (vec(1..7_i64, 0..4), prop_oneof![3 => Just(false), 1 => Just(true)]);
+    let shared = (vec(violation.clone(), 0..4), 0..8_u8, select(&["keys", "nulls", "values"][..])).prop_map(
         |(violations, result, check)| {
             let named: Vec<verdicts::Origins> = violations.iter().map(|(r, b)| (&r[..], *b)).collect();
             let result = match result {
@@ -343,13 +350,14 @@ fn any_evidence() -> impl Strategy<Value = Vec<TrainEvidence>> {
             verdicts::evidence(&[1, 2, 3, 4, 5, 6], check, result, &named)
         },
     );
-    let single = (1..7_i64, 0..8_u8).prop_map(|(request, result)| {
+    let single = (1..7_i64, 0..8_u8, vec(violation, 0..3)).prop_map(|(request, result, violations)| {
+        let named: Vec<verdicts::Origins> = violations.iter().map(|(r, b)| (&r[..], *b)).collect();
         let result = match result {
             0 => CheckResult::CouldNotRun { error: "disk full".to_owned() },
             1 => CheckResult::Failed { code: ReasonCode::RowCount },
             _ => CheckResult::Passed,
         };
-        verdicts::evidence(&[request], "rows", result, &[])
+        verdicts::evidence(&[request], "rows", result, &named)
     });
     vec(prop_oneof![shared, single], 0..5)
 }
@@ -385,13 +393,13 @@ proptest! {
         // Nothing that was found remains among those who stay, and the first of a violation stays unless
         // something else is against it.
         for item in &evidence {
-            if !matches!(item.evidence.result, CheckResult::Failed { .. }) {
+            if item.requests.len() == 1 || !matches!(item.evidence.result, CheckResult::Failed { .. }) {
                 continue;
             }
             for violation in &item.evidence.violations {
                 let stay: BTreeSet<RequestId> =
                     violation.requests.iter().copied().filter(|r| !evicted.contains_key(r)).collect();
-                prop_assert!(stay.len() <= 1 && !(violation.with_base && !stay.is_empty()), "{violation:?}");
+                prop_assert!(stay.len() <= usize::from(!violation.with_base), "{violation:?}");
             }
         }
     }

@@ -202,6 +202,11 @@ fn rule_c7_what_is_no_whole_replacement_is_not_taken_for_one() {
         kinds("-A1@08-20 -A2@08-21 -A3@08-21", "+B1@08-21 +B2@08-20"),
         [UnitKind::ReplacePartitions { derived: true }]
     );
+    // The append has a record of its own: it is an operation of its own.
+    let mut h = Story::ord();
+    h.overwrite("S2", "S1", "-A2@08-21").labelled("delete");
+    h.append("S3", "S2", "+B1@08-21").recorded(record("r", Operation::Append));
+    assert_eq!(h.merge("S3").units().unwrap().len(), 2);
 }
 
 #[test]

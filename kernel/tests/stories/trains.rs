@@ -226,7 +226,7 @@ fn rule_r6_a_branch_is_dropped_only_when_nobody_else_needs_it() {
     let h = appends(2);
     let dropped = |waiting: &[RequestFacts]| h.plan("S1", waiting).cars[0].drop_source;
     let one = h.merge("S2").under(&drop).request(1);
-    assert!(dropped(&[one.clone()]));
+    assert!(dropped(std::slice::from_ref(&one)));
     assert!(!dropped(&[h.merge("S2").request(1)]), "the class keeps it");
 
     let mut moved = one.clone();

@@ -46,6 +46,10 @@ pub fn failed(requests: &[i64], check: &str, violations: &[Origins]) -> TrainEvi
     evidence(requests, check, CheckResult::Failed { code }, violations)
 }
 
+fn rows_failed(requests: &[i64], violations: &[Origins]) -> TrainEvidence {
+    evidence(requests, "rows", CheckResult::Failed { code: ReasonCode::RowCount }, violations)
+}
+
 fn could_not_run(requests: &[i64], check: &str) -> TrainEvidence {
     evidence(requests, check, CheckResult::CouldNotRun { error: "disk full".to_owned() }, &[])
 }
@@ -111,6 +115,27 @@ fn rule_e3_that_holds_across_checks() {
 }
 
 #[test]
+fn rule_e3_a_key_that_is_twice_in_one_request_is_its_own_fault() {
+    let violations: [Origins; 2] = [(&[1], true), (&[1, 2, 2], false)];
+    assert_eq!(
+        words(&[1, 2], &[failed(&[1, 2], "keys", &violations)]),
+        "1 duplicate-key, 2 duplicate-key",
+        "whoever else leaves"
+    );
+}
+
+#[test]
+fn promise_2_evidence_that_does_not_fit_the_train_never_lands_it() {
+    // Of a request that is not in the train, or of none at all.
+    assert_eq!(words(&[1, 2], &[failed(&[9], "keys", &[])]), "9 could-not-run");
+    assert_eq!(words(&[1, 2], &[could_not_run(&[], "keys")]), "1 could-not-run, 2 could-not-run");
+    assert_eq!(
+        words(&[1, 2], &[failed(&[1, 2], "keys", &[(&[1, 9], false)])]),
+        "1 could-not-run, 2 could-not-run"
+    );
+}
+
+#[test]
 fn rule_e3_one_that_could_not_be_checked_is_nobodys_fault() {
     // 1 is held and tried again: it does not land now, so 2 is not refused for the key they share.
     let keys = failed(&[1, 2], "keys", &[(&[1, 2], false)]);
@@ -123,7 +148,12 @@ fn could_not_run_is_no_pass_and_no_fault() {
     assert_eq!(words(&[1, 2], &[could_not_run(&[1, 2], "keys")]), "1 could-not-run, 2 could-not-run");
     // A proved fault is said, whatever else could not run.
     let keys = failed(&[1, 2], "keys", &[(&[2], true)]);
-    assert_eq!(words(&[1, 2], &[could_not_run(&[1, 2], "rows"), keys]), "1 could-not-run, 2 duplicate-key");
+    for other in ["a", "z"] {
+        assert_eq!(
+            words(&[1, 2], &[could_not_run(&[1, 2], other), keys.clone()]),
+            "1 could-not-run, 2 duplicate-key"
+        );
+    }
 }
 
 #[test]
@@ -140,19 +170,41 @@ fn a_check_of_one_candidate_speaks_of_its_car() {
 fn promise_7_a_candidate_that_stood_on_an_evicted_car_proves_no_fault() {
     // Candidate 2 contains the rows of 1. When 1 leaves, what was counted on 2 says nothing of 2 alone:
     // it stays and is checked again.
-    let one = failed(&[1], "rows", &[]);
-    let two = failed(&[2], "rows", &[]);
+    let one = failed(&[1], "keys", &[]);
+    let two = rows_failed(&[2], &[]);
     assert_eq!(words(&[1, 2], &[one.clone(), two.clone()]), "1 duplicate-key");
-    assert_eq!(words(&[1, 2], &[two.clone(), one]), "1 duplicate-key");
-    // Named rows do tell: its own, or those of the base.
+    assert_eq!(words(&[1, 2], &[two.clone(), one.clone()]), "1 duplicate-key");
+    // Also when the total names its car, and when rows of the base take part: that base is the car ahead.
+    assert_eq!(words(&[1, 2], &[one.clone(), rows_failed(&[2], &[(&[2], false)])]), "1 duplicate-key");
     let nulls = failed(&[1], "nulls", &[(&[1], false)]);
+    assert_eq!(words(&[1, 2], &[nulls.clone(), failed(&[2], "keys", &[(&[2], true)])]), "1 not-null");
+    assert_eq!(words(&[1, 2], &[nulls.clone(), failed(&[2], "keys", &[(&[1, 2], false)])]), "1 not-null");
+    // Rows of its own do tell.
     assert_eq!(
-        words(&[1, 2], &[nulls.clone(), failed(&[2], "keys", &[(&[2], true)])]),
+        words(&[1, 2], &[nulls, failed(&[2], "keys", &[(&[2, 2], false)])]),
         "1 not-null, 2 duplicate-key"
     );
-    assert_eq!(words(&[1, 2], &[nulls, failed(&[2], "keys", &[(&[1, 2], false)])]), "1 not-null");
     // Behind a car that stays it is its own fault.
-    assert_eq!(words(&[1, 2], &[two]), "2 duplicate-key");
+    assert_eq!(words(&[1, 2], &[two]), "2 row-count");
+    assert_eq!(words(&[1, 2], &[rows_failed(&[2], &[(&[2], false)])]), "2 row-count");
+}
+
+#[test]
+fn rule_e1_a_base_that_is_dirty_already_is_nobodys_fault() {
+    // A strict check that found nothing but rows of the base.
+    for requests in [&[1][..], &[1, 2]] {
+        let decision = words(requests, &[failed(requests, "keys", &[(&[], true)])]);
+        assert!(!decision.contains("duplicate-key"), "{decision}");
+        assert!(decision.starts_with("1 could-not-run"), "{decision}");
+    }
+}
+
+#[test]
+fn rule_e3_a_car_behind_does_not_cost_one_ahead_its_place() {
+    // 2 is not under the check of 1, and brings the key that 1 has. 1 came first and lands first.
+    let keys = failed(&[1], "keys", &[(&[1, 2], false)]);
+    assert_eq!(words(&[1, 2], std::slice::from_ref(&keys)), "2 could-not-run");
+    assert_eq!(words(&[2, 1], &[keys]), "1 duplicate-key");
 }
 
 #[test]

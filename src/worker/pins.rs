@@ -1,0 +1,136 @@
+//! Refs that keep what waiting requests need (rule R2).
+//!
+//! Another engine's expiry knows nothing of the queue. A request that has waited longer than a bound gets
+//! refs on its pinned head and on its base; the next commit that changes pins removes those of requests
+//! that have ended. Many pins go in one commit. A pin is a ref of our own namespace and queue (rule R7): the
+//! base that one holds was proved to be the base when it was set.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use mergeberg_kernel::commit::{RefRole, Requirement, Update};
+use mergeberg_kernel::facts::{RefFact, RefKind, TableFacts};
+use mergeberg_kernel::ids::{QueueId, RefName, RequestId, SnapshotId};
+use mergeberg_kernel::lineage::BaseFinding;
+
+use super::context::{Lane, Worker};
+use super::error::WorkerError;
+use crate::ledger::RequestRow;
+use crate::table::catalog::CommitOutcome;
+use crate::table::loaded::LoadedTable;
+
+/// A request that waits longer than this is pinned, in milliseconds.
+pub const PIN_AFTER_MS: i64 = 60 * 1000;
+/// Life of a pin, in milliseconds: should the ledger be lost, expiry removes it some day (rule R3).
+const PIN_LIFE_MS: i64 = 90 * 24 * 3600 * 1000;
+
+/// The refs that hold a request's head and base.
+pub(super) struct PinNames {
+    pub head: RefName,
+    pub base: RefName,
+}
+
+pub(super) fn pin_names(queue: &QueueId, request: RequestId) -> PinNames {
+    let prefix = prefix(queue);
+    PinNames { head: RefName(format!("{prefix}{request}")), base: RefName(format!("{prefix}{request}-base")) }
+}
+
+fn prefix(queue: &QueueId) -> String {
+    format!("mergeberg/pin/{queue}/")
+}
+
+/// The base that was pinned for a request, if one was.
+pub(super) fn pinned_base(facts: &TableFacts, queue: &QueueId, request: RequestId) -> Option<SnapshotId> {
+    facts.head(&pin_names(queue, request).base)
+}
+
+impl Worker {
+    /// Sets and removes pins of a lane's table, in one commit at most. The table as it is afterwards.
+    pub(super) async fn keep_pins(
+        &self,
+        lane: &Lane,
+        table: Arc<LoadedTable>,
+        waiting: &[RequestRow],
+    ) -> Result<Arc<LoadedTable>, WorkerError> {
+        let facts = &table.facts;
+        let queue = self.ledger.queue_id();
+        let now_ms = self.now_ms();
+        let existing: BTreeSet<&RefName> =
+            facts.refs.keys().filter(|name| name.as_str().starts_with(&prefix(queue))).collect();
+        let wait_long = |row: &&RequestRow| now_ms.saturating_sub(row.enqueued_at_ms) >= PIN_AFTER_MS;
+        let mut wanted: BTreeMap<RefName, SnapshotId> = BTreeMap::new();
+        for row in waiting.iter().filter(wait_long) {
+            let names = pin_names(queue, row.id);
+            if facts.snapshots.contains(row.pinned) {
+                wanted.insert(names.head, row.pinned);
+            }
+            if let Some(base) = self.base_to_pin(lane, &table, row) {
+                wanted.insert(names.base, base);
+            }
+        }
+        let new: Vec<(&RefName, SnapshotId)> =
+            wanted.iter().filter(|(name, _)| !existing.contains(name)).map(|(n, id)| (n, *id)).collect();
+        let open = self.ledger.open_request_ids(&lane.uuid).await?;
+        let stale: Vec<&RefName> =
+            existing.iter().copied().filter(|name| !belongs_to_one_of(name, queue, &open)).collect();
+        if new.is_empty() && stale.is_empty() {
+            return Ok(table);
+        }
+        let mut requirements = vec![Requirement::TableUuid(lane.uuid.clone())];
+        let mut updates = Vec::new();
+        for (name, id) in new {
+            requirements.push(Requirement::RefAt { name: name.clone(), at: None, role: RefRole::NewName });
+            updates.push(Update::SetRef(RefFact {
+                name: name.clone(),
+                snapshot_id: id,
+                kind: RefKind::Branch {
+                    min_snapshots_to_keep: Some(1),
+                    max_snapshot_age_ms: Some(PIN_LIFE_MS),
+                },
+                max_ref_age_ms: Some(PIN_LIFE_MS.saturating_add(age_of(facts, id, now_ms))),
+            }));
+        }
+        for name in stale {
+            requirements.push(Requirement::RefAt {
+                name: name.clone(),
+                at: facts.head(name),
+                role: RefRole::Source,
+            });
+            updates.push(Update::RemoveRef(name.clone()));
+        }
+        match self.catalog.commit(&table, &requirements, updates).await {
+            CommitOutcome::Landed(table) => Ok(table),
+            CommitOutcome::Refused(error) => Err(error.into()),
+            // Not urgent: the next tick tries again, on the table as it is then.
+            outcome => {
+                tracing::debug!("pins were not set: {outcome:?}");
+                Ok(self.catalog.load(&lane.table).await?)
+            }
+        }
+    }
+
+    fn base_to_pin(&self, lane: &Lane, table: &LoadedTable, row: &RequestRow) -> Option<SnapshotId> {
+        let facts = &table.facts;
+        let line = facts.snapshots.line(facts.head(&lane.target));
+        match facts.snapshots.base(row.pinned, &line, &[]) {
+            BaseFinding::Common(base) if base != row.pinned => Some(base),
+            _ => None,
+        }
+    }
+}
+
+/// Rule R3: the age of a ref counts from its snapshot's timestamp, so that age is added to its life.
+fn age_of(facts: &TableFacts, id: SnapshotId, now_ms: i64) -> i64 {
+    let written_ms = facts.snapshots.get(id).map_or(now_ms, |snapshot| snapshot.timestamp_ms);
+    now_ms.saturating_sub(written_ms).max(0)
+}
+
+fn belongs_to_one_of(name: &RefName, queue: &QueueId, open: &BTreeSet<RequestId>) -> bool {
+    let Some(rest) = name.as_str().strip_prefix(&prefix(queue)) else { return true };
+    let digits = rest.strip_suffix("-base").unwrap_or(rest);
+    match digits.parse() {
+        Ok(id) => open.contains(&RequestId(id)),
+        // Not of our making, whatever it is: left alone.
+        Err(_) => true,
+    }
+}
