@@ -73,10 +73,10 @@ pub enum Command {
     /// Act on a branch that merges land on.
     #[command(subcommand)]
     Target(target::TargetCommand),
-    /// What happened.
+    /// See what happened.
     #[command(subcommand)]
     Report(report::ReportCommand),
-    /// Look at the policies.
+    /// Check the policies.
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
     /// Bring the ledger to this release's form.

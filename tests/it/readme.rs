@@ -176,3 +176,41 @@ fn every_link_between_the_pages_leads_to_a_file() {
         }
     }
 }
+
+/// Tests and functions that the architecture and the decisions name are there.
+#[test]
+fn what_the_pages_name_is_in_the_code() {
+    fn sources(folder: &Path, text: &mut String) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, text);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                text.push_str(&std::fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut code = String::new();
+    for folder in ["src", "kernel", "tests"] {
+        sources(&root.join(folder), &mut code);
+    }
+    let mut pages = vec![root.join("ARCHITECTURE.md")];
+    pages.extend(std::fs::read_dir(root.join("docs/decisions")).unwrap().map(|entry| entry.unwrap().path()));
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        // Every second piece between back-ticks is inside them; fenced blocks hold none.
+        for word in text.split('`').skip(1).step_by(2) {
+            let is_name = word.contains('_')
+                && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+            let known = code.contains(&format!("fn {word}("))
+                || code.contains(&format!("fn {word}<"))
+                || word == "data_version";
+            assert!(!is_name || known, "{} names {word}, which is not in the code", page.display());
+            if word.ends_with(".rs") && word.contains('/') {
+                let found = ["", "src/"].iter().any(|prefix| root.join(format!("{prefix}{word}")).exists());
+                assert!(found, "{} names {word}, which is not there", page.display());
+            }
+        }
+    }
+}
