@@ -16,6 +16,8 @@ use crate::worker::stage::VANISHED_ROWS;
 const MAX_DETAIL_LINES: usize = 40;
 /// Sample rows that are shown of a failed check; JSON has all.
 const MAX_SAMPLE_ROWS: usize = 10;
+/// Lines of the history that are shown, the newest; JSON has all.
+const MAX_HISTORY_LINES: usize = 30;
 /// Requests ahead that are named.
 const MAX_NAMED_AHEAD: usize = 8;
 
@@ -238,16 +240,22 @@ fn render_finding(evidence: &Evidence) -> String {
 fn render_attempts(attempts: &[AttemptRow]) -> String {
     let mut columns = Columns::new(&["at", "after>", "state", "train"]);
     let mut before_ms = None;
-    for attempt in attempts {
-        columns.push(vec![
-            moment(attempt.at_ms),
-            before_ms.map_or_else(|| NONE.to_owned(), |before| duration(attempt.at_ms - before)),
-            attempt.state.to_string(),
-            attempt.train.as_ref().map_or_else(|| NONE.to_owned(), ToString::to_string),
-        ]);
+    let earlier = attempts.len().saturating_sub(MAX_HISTORY_LINES);
+    for (at, attempt) in attempts.iter().enumerate() {
+        if at >= earlier {
+            columns.push(vec![
+                moment(attempt.at_ms),
+                before_ms.map_or_else(|| NONE.to_owned(), |before| duration(attempt.at_ms - before)),
+                attempt.state.to_string(),
+                attempt.train.as_ref().map_or_else(|| NONE.to_owned(), ToString::to_string),
+            ]);
+        }
         before_ms = Some(attempt.at_ms);
     }
-    columns.render()
+    match earlier {
+        0 => columns.render(),
+        n => format!("{} before these with --json\n{}", count(n as u64, "line"), columns.render()),
+    }
 }
 
 fn indent(text: &str) -> String {

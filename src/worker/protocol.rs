@@ -101,7 +101,7 @@ impl Worker {
                 return Ok(progress);
             }
             Err(error) => {
-                self.requeue(epoch, plan.cars.iter().map(|c| c.request), &error.to_string()).await?;
+                self.wait_out(epoch, plan.cars.iter().map(|c| c.request), &error).await?;
                 return Err(error);
             }
         };
@@ -363,9 +363,10 @@ impl Worker {
             }
             CommitOutcome::Refused(error) => {
                 self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
-                self.requeue(epoch, requests_of(candidates), &error.to_string()).await?;
+                let error = WorkerError::from(error);
+                self.wait_out(epoch, requests_of(candidates), &error).await?;
                 self.delete_written(&gathered.lane, candidates).await;
-                return Err(error.into());
+                return Err(error);
             }
         };
         self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bad_input;
+mod bad_input_world;
+mod binary;
 mod cases_meaning;
 mod cases_publishing;
 mod cases_queue;
@@ -15,6 +18,7 @@ mod outcomes;
 mod pins;
 mod queue_basics;
 mod races;
+mod readme;
 mod rules_classification;
 mod rules_evidence;
 mod rules_landing;
