@@ -240,6 +240,9 @@ impl Worker {
             let text = "the outcome of a landing is not known yet";
             return self.all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TableHeld), text).await;
         }
+        // Before the table: a request that comes in between pinned a head that an older table does not show,
+        // and would be taken for one whose branch was reset or removed (rule S2).
+        let waiting = self.waiting(lane).await?;
         // Settling may have moved the table.
         let table = match self.catalog.load(&lane.table).await {
             Ok(table) if table.facts.uuid == lane.uuid => table,
@@ -262,7 +265,6 @@ impl Worker {
         }
         let structures = self.structures(lane, &table, &policy.digest()).await?;
         let now_ms = self.now_ms();
-        let waiting = self.waiting(lane).await?;
         let table = self.keep_pins(lane, table, &waiting).await?;
         let waiting: Vec<RequestRow> =
             waiting.into_iter().filter(|row| !waits_for_its_check(row, now_ms)).collect();
