@@ -13,11 +13,10 @@ use mergeberg::table::loaded::LoadedTable;
 use mergeberg::table::snapshot_writer::{AddedFile, SnapshotChange, SnapshotWriter};
 use mergeberg::worker::context::Worker;
 use mergeberg_kernel::commit::{NewSnapshot, Requirement, Update};
-use mergeberg_kernel::evidence::CheckResult;
 use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::ids::{Principal, RequestId, SnapshotId, TableName};
 
-use crate::support::{House, ORDERS_POLICY, batch_on, branch, drain, main_branch, order};
+use crate::support::{House, ORDERS_POLICY, batch_on, branch, drain, main_branch};
 
 /// Requests that one train carries in these tests: the class's default batch size.
 const BATCH: usize = 50;
