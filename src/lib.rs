@@ -4,6 +4,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod demo;
 pub mod error;
 pub mod ledger;
 mod near;

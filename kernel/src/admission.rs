@@ -106,6 +106,17 @@ pub struct Car {
     pub alone: bool,
 }
 
+impl Car {
+    /// What is done with it, as one word for people: a source that nothing overtook and that is applied
+    /// again nevertheless, behind another car or because its head ages out soon, is a cherry-pick.
+    pub fn word(&self) -> &'static str {
+        match (self.action, self.classification.class) {
+            (CarAction::Pick, Class::FastForward) => Class::CherryPick.word(),
+            (_, class) => class.word(),
+        }
+    }
+}
+
 /// What becomes of a request that is not in the train.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {

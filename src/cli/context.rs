@@ -55,6 +55,9 @@ impl Context {
             let database = config.database.display().to_string();
             let catalog =
                 SqlCatalog::open(&config.name, &database, &config.warehouse, self.clock.clone()).await?;
+            // Lets the crash tests end the process in the middle of a commit.
+            #[cfg(debug_assertions)]
+            let catalog = catalog.with_hook(Arc::new(crate::worker::step::InCommits));
             let catalog: Arc<dyn Catalog> = Arc::new(catalog);
             Ok(catalog)
         };

@@ -13,7 +13,7 @@ use mergeberg_kernel::structure::StructureId;
 
 use crate::config::PolicySet;
 use crate::error::UserError;
-use crate::ledger::{Enqueued, Ledger, NewRequest};
+use crate::ledger::{Enqueued, Ledger, NewRequest, RequestRow};
 use crate::near::nearest;
 use crate::table::catalog::{Catalog, CatalogError};
 
@@ -62,7 +62,15 @@ pub async fn enqueue(context: EnqueueContext<'_>, args: &EnqueueArgs) -> Result<
     }
     let table = load(context.catalog, &args.table).await?;
     let policy = context.policies.for_table(&args.table);
-    let request = resolve(&table.facts, &policy, args)?;
+    let request = match resolve(&table.facts, &policy, args) {
+        Ok(request) => request,
+        Err(error) => {
+            return match published_before(&context, &table.facts, args, &error).await? {
+                Some(row) => Ok(Enqueued::Existing(row)),
+                None => Err(error),
+            };
+        }
+    };
     match context.ledger.enqueue(&request, context.now_ms).await? {
         Enqueued::KeyConflict(other) => Err(UserError::new(
             ReasonCode::KeyConflict,
@@ -78,6 +86,28 @@ pub async fn enqueue(context: EnqueueContext<'_>, args: &EnqueueArgs) -> Result<
         )),
         done => Ok(done),
     }
+}
+
+/// A sender whose first answer was lost asks again, and by then its branch may have landed and be gone with
+/// that. The key still names the request.
+async fn published_before(
+    context: &EnqueueContext<'_>,
+    facts: &TableFacts,
+    args: &EnqueueArgs,
+    error: &UserError,
+) -> Result<Option<RequestRow>, UserError> {
+    let EnqueueArgs { table: _, source, target, snapshot, class: _, idempotency_key, principal: _ } = args;
+    let Some(key) = idempotency_key else { return Ok(None) };
+    if error.code != ReasonCode::BranchNotFound {
+        return Ok(None);
+    }
+    let found = context.ledger.request_by_key(key).await?;
+    Ok(found.filter(|row| {
+        row.table_uuid == facts.uuid
+            && row.source == *source
+            && row.target == *target
+            && snapshot.is_none_or(|snapshot| snapshot == row.pinned)
+    }))
 }
 
 /// Loads a table; the error for an unknown one offers the nearest name.

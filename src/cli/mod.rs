@@ -4,6 +4,7 @@
 mod answer;
 mod branch;
 mod context;
+pub mod demo;
 #[cfg(test)]
 mod docs;
 pub mod enqueue;
@@ -11,7 +12,7 @@ mod exit;
 mod explain;
 #[cfg(test)]
 mod flow_tests;
-mod init;
+pub(crate) mod init;
 mod plan;
 mod policy;
 pub mod report;
@@ -54,6 +55,9 @@ pub struct Cli {
 pub enum Command {
     /// Set up a folder: mergeberg.toml, an example policy, the ledger.
     Init(init::InitArgs),
+    Demo(demo::DemoArgs),
+    #[command(hide = true)]
+    DemoWriter(demo::DemoWriterArgs),
     Worker(worker::WorkerArgs),
     Plan(plan::PlanArgs),
     /// Put branches into the queue and follow them.
@@ -100,7 +104,7 @@ pub fn run_from(args: impl IntoIterator<Item = OsString>) -> Exit {
 }
 
 async fn run(cli: Cli) -> Result<Answer, UserError> {
-    let Cli { config, json: _, command } = cli;
+    let Cli { config, json, command } = cli;
     let context = || Context::find(config.as_deref());
     match command {
         Command::Init(args) => {
@@ -109,6 +113,8 @@ async fn run(cli: Cli) -> Result<Answer, UserError> {
             })?;
             init::init(&here, config.as_deref(), &args).await
         }
+        Command::Demo(args) => demo::run(&args, config.as_deref(), json).await,
+        Command::DemoWriter(args) => demo::write(&args, config.as_deref()).await,
         Command::Worker(args) => worker::run(&context()?, &args).await,
         Command::Plan(args) => plan::run(&context()?, &args).await,
         Command::Request(command) => request::run(&context()?, command).await,

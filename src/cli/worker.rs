@@ -22,14 +22,22 @@ pub struct WorkerArgs {
     /// End when nothing more can be done now.
     #[arg(long)]
     pub drain: bool,
+    /// Stop, as for Ctrl-C, when stdin ends: for a parent process, whose death is noticed as well.
+    #[arg(long, hide = true)]
+    pub until_stdin_ends: bool,
 }
 
 pub async fn run(context: &Context, args: &WorkerArgs) -> Result<Answer, UserError> {
     log_to_stderr();
     let worker = open(context).await?;
     let (stop, stopped) = watch::channel(false);
+    let until_stdin_ends = args.until_stdin_ends;
     let signals = tokio::spawn(async move {
-        if stop_asked().await {
+        let asked = tokio::select! {
+            asked = stop_asked() => asked,
+            () = stdin_ended(until_stdin_ends) => true,
+        };
+        if asked {
             tracing::info!("stopping; a landing under way is finished first");
             // Nobody listens any more when the worker has ended by itself.
             let _ = stop.send(true);
@@ -95,6 +103,22 @@ async fn stop_asked() -> bool {
     {
         tokio::signal::ctrl_c().await.is_ok()
     }
+}
+
+/// Never, when nobody wants to know.
+async fn stdin_ended(wanted: bool) {
+    let (ended, end) = tokio::sync::oneshot::channel();
+    if wanted {
+        // A thread of its own, not the runtime's: a read that never returns must not hold up the exit.
+        std::thread::spawn(move || {
+            // Whatever is written there is of no interest; an error is an end.
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            let _ = ended.send(());
+        });
+        let _ = end.await;
+        return;
+    }
+    std::future::pending::<()>().await;
 }
 
 /// `MERGEBERG_LOG` chooses what is logged, in the form of `RUST_LOG` (`info`, `mergeberg=debug`).

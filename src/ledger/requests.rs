@@ -108,6 +108,13 @@ impl Ledger {
         }
     }
 
+    /// The request that an idempotency key belongs to.
+    pub async fn request_by_key(&self, key: &str) -> Result<Option<RequestRow>, LedgerError> {
+        let sql = "SELECT * FROM merge_request WHERE idempotency_key = $1";
+        let row = sqlx::query(sql).bind(key).fetch_optional(&self.readers).await?;
+        row.as_ref().map(RequestRow::decode).transpose()
+    }
+
     /// In arrival order. With more matches than the limit the newest are given.
     pub async fn requests(&self, filter: &RequestFilter) -> Result<Vec<RequestRow>, LedgerError> {
         let RequestFilter { states, table, target, class, ended_between, limit } = filter;

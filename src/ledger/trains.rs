@@ -96,7 +96,7 @@ impl Ledger {
         train: &TrainId,
         to: TrainStatus,
     ) -> Result<(), LedgerError> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_progress().await?;
         fence(&mut tx, epoch).await?;
         let from = train_row(&mut tx, train).await?.status;
         let allowed = match (from, to) {
@@ -115,6 +115,15 @@ impl Ledger {
     pub async fn train(&self, train: &TrainId) -> Result<TrainRow, LedgerError> {
         let mut tx = self.reading().await?;
         train_row(&mut tx, train).await
+    }
+
+    /// The train to which a temporary branch belonged; `None` for a name that this ledger never gave.
+    pub async fn train_of_ref(&self, temp_ref: &RefName) -> Result<Option<TrainRow>, LedgerError> {
+        let row = sqlx::query("SELECT * FROM train WHERE temp_ref = $1")
+            .bind(temp_ref.as_str())
+            .fetch_optional(&self.readers)
+            .await?;
+        row.as_ref().map(TrainRow::decode).transpose()
     }
 
     /// Trains of a table whose temporary branch may be in the catalog, oldest first.
@@ -170,6 +179,9 @@ mod tests {
             ledger.set_train_status(epoch, &one.train, status).await.unwrap();
         }
         assert_eq!(ledger.unfinished_trains(&one.table_uuid).await.unwrap(), vec![two.clone()]);
+        let dropped = ledger.train_of_ref(&one.temp_ref).await.unwrap().unwrap();
+        assert_eq!((dropped.train, dropped.status), (one.train.clone(), TrainStatus::Dropped));
+        assert_eq!(ledger.train_of_ref(&RefName::new("mergeberg/tmp/other/t9")).await.unwrap(), None);
         for (id, to) in [(&one.train, TrainStatus::Staged), (&two.train, TrainStatus::Landed)] {
             let error = ledger.set_train_status(epoch, id, to).await.unwrap_err();
             assert!(matches!(error, LedgerError::TrainStatus { .. }), "{error}");

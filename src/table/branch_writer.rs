@@ -90,10 +90,32 @@ impl BranchWriter {
     /// Writes one snapshot and gives its id. A branch that does not exist is created, with the target's
     /// `main` untouched.
     pub async fn write(&self, table: &TableName, write: BranchWrite) -> Result<SnapshotId, BranchWriteError> {
+        let loaded = self.catalog.load(table).await?;
+        let head = loaded.facts.head(&write.branch);
+        self.write_over(loaded, head, write).await
+    }
+
+    /// As [`Self::write`], for rows that were computed from the branch as it was at `head`: a branch that
+    /// moved since then is not written.
+    pub async fn write_from(
+        &self,
+        table: &TableName,
+        head: SnapshotId,
+        write: BranchWrite,
+    ) -> Result<SnapshotId, BranchWriteError> {
+        let loaded = self.catalog.load(table).await?;
+        self.write_over(loaded, Some(head), write).await
+    }
+
+    async fn write_over(
+        &self,
+        first: Arc<LoadedTable>,
+        expected: Option<SnapshotId>,
+        write: BranchWrite,
+    ) -> Result<SnapshotId, BranchWriteError> {
         let BranchWrite { branch, label, rows, remove, summary } = write;
-        let first = self.catalog.load(table).await?;
+        let table = &first.facts.name;
         let files = DataFileWriter::write_batches(&first, first.facts.current_schema_id, rows).await?;
-        let expected = first.facts.head(&branch);
         for _ in 0..MAX_TRIES {
             let loaded = self.catalog.load(table).await?;
             if loaded.facts.head(&branch) != expected {

@@ -8,6 +8,7 @@ pub mod create;
 pub mod data_files;
 pub mod document;
 pub mod error;
+pub mod evolve;
 pub mod facts_of;
 pub mod loaded;
 mod manifest_cache;

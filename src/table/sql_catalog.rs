@@ -25,7 +25,8 @@ use super::catalog::{Capabilities, Catalog, CatalogError, CommitOutcome};
 use super::document::DocumentError;
 use super::loaded::LoadedTable;
 use super::metadata_file::{self, Codec, MetadataFileError};
-use database::{CatalogDatabase, Swap};
+use database::CatalogDatabase;
+pub(super) use database::Swap;
 
 /// The time in milliseconds since the epoch.
 pub type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
@@ -243,10 +244,8 @@ fn prepare(
     let location =
         metadata_file::next_location(&base.metadata_location, &applied.facts, unique).map_err(file_failed)?;
     let codec = Codec::of(&applied.facts.properties).map_err(file_failed)?;
-    let json = applied.document.to_bytes();
-    let landed = LoadedTable::after_commit(applied, location, &json, base.file_io.clone())
-        .map_err(CommitOutcome::Refused)?;
-    let bytes = codec.encode(json).map_err(file_failed)?;
+    let landed = base.after_commit(applied, location).map_err(CommitOutcome::Refused)?;
+    let bytes = codec.encode(landed.document.to_bytes()).map_err(file_failed)?;
     metadata_file::create(&landed.metadata_location, &bytes).map_err(file_failed)?;
     Ok(landed)
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use mergeberg_kernel::change::RewriteProof;
 use mergeberg_kernel::ids::{QueueId, RefName, SnapshotId, TableName, TableUuid, TrainId};
 
+use super::losses::Losses;
 use crate::config::PolicyFolder;
 use crate::ledger::Ledger;
 use crate::table::catalog::Catalog;
@@ -36,6 +37,7 @@ pub struct Worker {
     /// Who this process is, for the leader row.
     pub holder: String,
     pub(super) proofs: Mutex<HashMap<SnapshotId, RewriteProof>>,
+    pub(super) losses: Mutex<Losses>,
 }
 
 /// The requests of one target of one table, in one lane.
@@ -68,6 +70,7 @@ impl Worker {
             random,
             holder,
             proofs: Mutex::default(),
+            losses: Mutex::default(),
         }
     }
 
@@ -93,12 +96,17 @@ impl Worker {
     }
 }
 
-/// A poisoned lock only says that another thread panicked; the map behind it is a cache.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+/// A poisoned lock only says that another thread panicked; the maps behind these are caches and counts.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// The temporary branch of a train: its fence. It carries the queue's id and is never used twice (rule R7).
+/// Prefix of every temporary branch of a queue: a sweep touches only its own (rule R7).
+pub fn temporary_prefix(queue: &QueueId) -> String {
+    format!("mergeberg/tmp/{queue}/")
+}
+
+/// The temporary branch of a train: its fence. It is never used twice.
 pub fn temporary_ref(queue: &QueueId, train: &TrainId) -> RefName {
-    RefName(format!("mergeberg/tmp/{queue}/{train}"))
+    RefName(format!("{}{train}", temporary_prefix(queue)))
 }

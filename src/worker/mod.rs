@@ -8,6 +8,7 @@ pub mod context;
 pub mod error;
 pub mod foreign;
 pub mod gather;
+pub mod losses;
 pub mod pins;
 pub mod plan;
 pub mod protocol;

@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 
-use mergeberg_kernel::admission::{CarAction, TargetPlan, Verdict, plan_train};
-use mergeberg_kernel::classify::Class;
+use mergeberg_kernel::admission::{TargetPlan, Verdict, plan_train};
 use mergeberg_kernel::ids::{Principal, RefName, RequestId, TableName};
 use mergeberg_kernel::policy::ClassPolicy;
 use mergeberg_kernel::state::RequestState;
@@ -90,13 +89,7 @@ impl Worker {
                 },
             );
             let (result, reason, text) = match (plan.cars.first(), plan.verdicts.first()) {
-                (Some(car), _) => {
-                    let word = match (car.action, car.classification.class) {
-                        (CarAction::Pick, Class::FastForward) => Class::CherryPick.word(),
-                        (_, class) => class.word(),
-                    };
-                    (word.to_owned(), None, car.classification.text.clone())
-                }
+                (Some(car), _) => (car.word().to_owned(), None, car.classification.text.clone()),
                 (None, Some((_, verdict))) => describe(verdict),
                 (None, None) => continue,
             };

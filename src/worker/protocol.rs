@@ -29,9 +29,11 @@ use mergeberg_kernel::state::{RequestEvent, RequestState};
 use mergeberg_kernel::verdict::{Eviction, TrainDecision, TrainEvidence, decide};
 use serde_json::{Value, json};
 
-use super::context::{Worker, temporary_ref};
+use super::context::{Lane, Worker, temporary_ref};
 use super::error::WorkerError;
 use super::gather::Gathered;
+use super::losses::{Loss, conflict};
+use super::settle::{Finding, read_outcome};
 use super::stage::{Candidates, CarFailure, Staging};
 use super::step::{Step, reached};
 use crate::ledger::{Change, Intent, IntentCar, TrainRow, TrainStatus};
@@ -55,15 +57,12 @@ pub struct Progress {
     pub landed: usize,
     /// A request changed its state: another tick may find more to do.
     pub changed: bool,
-    /// A train was staged or sent and lost to another writer.
-    pub lost: bool,
 }
 
 impl Progress {
     pub fn add(&mut self, other: Self) {
         self.landed += other.landed;
         self.changed |= other.changed;
-        self.lost |= other.lost;
     }
 }
 
@@ -80,15 +79,11 @@ impl Worker {
                 fast_forward_allowed: gathered.all_fresh,
             },
         );
-        let mut progress = Progress {
-            landed: 0,
-            changed: self.record_verdicts(epoch, &gathered, &plan.verdicts).await?,
-            ..Progress::default()
-        };
+        let mut progress =
+            Progress { landed: 0, changed: self.record_verdicts(epoch, &gathered, &plan.verdicts).await? };
         if plan.cars.is_empty() {
             return Ok(progress);
         }
-        progress.changed = true;
         let train = self.new_train_id();
         self.admit(epoch, &train, &plan.cars).await?;
         reached(Step::Admitted);
@@ -97,6 +92,7 @@ impl Worker {
             Ok(Staging::Ready(candidates)) => candidates,
             Ok(Staging::Failed(failures)) => {
                 self.refuse_failed(epoch, &plan.cars, &failures).await?;
+                progress.changed = true;
                 return Ok(progress);
             }
             Err(error) => {
@@ -109,22 +105,24 @@ impl Worker {
         let fence = temporary_ref(self.ledger.queue_id(), &train);
         self.record_train(epoch, &gathered, &train, &fence, &candidates).await?;
         reached(Step::TrainRecorded);
-        let Some(staged) = self.stage(epoch, &gathered, &train, &fence, &candidates).await? else {
-            progress.lost = true;
-            return Ok(progress);
+        let staged = match self.stage(epoch, &gathered, &train, &fence, &candidates).await? {
+            Staged::Applied(table) => table,
+            Staged::Lost { again } => {
+                progress.changed |= again;
+                return Ok(progress);
+            }
         };
         reached(Step::Staged);
 
         match self.check(epoch, &gathered, &train, &staged, &candidates).await? {
             Checked::Passed(required) => {
-                reached(Step::EvidenceRecorded);
-                progress.landed =
-                    self.land(epoch, &gathered, &train, &fence, staged, candidates, required).await?;
-                progress.lost = progress.landed == 0;
+                let made = self.land(epoch, &gathered, &train, &fence, staged, candidates, required).await?;
+                progress.add(made);
             }
             Checked::Evicted => {
-                reached(Step::EvidenceRecorded);
                 self.drop_train(epoch, &gathered.lane, &train, &fence, &candidates).await?;
+                reached(Step::TrainDropped);
+                progress.changed = true;
             }
         }
         Ok(progress)
@@ -197,7 +195,7 @@ impl Worker {
                 request: car.request,
                 event: RequestEvent::Admit,
                 train: Some(train.clone()),
-                classification: Some(car.classification.class.word().to_owned()),
+                classification: Some(car.word().to_owned()),
                 detail: Some(detail(&car.classification.text, &car.classification.witnesses)),
             })
             .collect();
@@ -274,7 +272,7 @@ impl Worker {
         Ok(())
     }
 
-    /// One commit (rule L1). `None`: it did not apply, and the requests are queued again.
+    /// One commit (rule L1).
     async fn stage(
         &self,
         epoch: Epoch,
@@ -282,7 +280,7 @@ impl Worker {
         train: &TrainId,
         fence: &RefName,
         candidates: &Candidates,
-    ) -> Result<Option<Arc<LoadedTable>>, WorkerError> {
+    ) -> Result<Staged, WorkerError> {
         let facts = &gathered.table.facts;
         let mut requirements = vec![
             Requirement::TableUuid(gathered.lane.uuid.clone()),
@@ -315,51 +313,95 @@ impl Worker {
             max_ref_age_ms: Some(TEMPORARY_LIFE_MS),
         }));
         let outcome = self.catalog.commit(&gathered.table, &requirements, updates).await;
-        let why = match outcome {
-            CommitOutcome::Landed(table) => {
-                self.ledger.set_train_status(epoch, train, TrainStatus::Staged).await?;
-                let changes: Vec<Change> = candidates
-                    .cars
-                    .iter()
-                    .flat_map(|car| [RequestEvent::Stage, RequestEvent::Check].map(|event| (car, event)))
-                    .map(|(car, event)| Change {
-                        request: car.car.request,
-                        event,
-                        train: Some(train.clone()),
-                        classification: None,
-                        // Rule D5: rows that the target loses although the branch never saw them are told.
-                        detail: (car.vanished_rows > 0)
-                            .then(|| json!({ "vanished-rows": car.vanished_rows })),
-                    })
-                    .collect();
-                self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
-                return Ok(Some(table));
+        let (loss, why) = match outcome {
+            CommitOutcome::Landed(_) => {
+                // Case O01: what counts is the table as it is read now.
+                let table = self.catalog.load(&gathered.lane.table).await?;
+                if table.facts.head(fence) == Some(candidates.tail) {
+                    self.record_staged(epoch, train, candidates).await?;
+                    return Ok(Staged::Applied(table));
+                }
+                let why = format!("the catalog says that it staged the train, but {fence} is not there");
+                return self.staging_unknown(epoch, gathered, candidates, &why).await;
             }
-            CommitOutcome::HeadMoved => "the target moved while the train was staged".to_owned(),
-            CommitOutcome::SourceMoved(name) => format!("{name} moved while the train was staged"),
-            CommitOutcome::NameTaken(name) => format!("{name} exists already"),
-            CommitOutcome::PointerMoved => "the table was written while the train was staged".to_owned(),
+            CommitOutcome::HeadMoved => {
+                (Loss::HeadMoved, "the target moved while the train was staged".to_owned())
+            }
+            CommitOutcome::SourceMoved(name) => {
+                (Loss::HeadMoved, format!("{name} moved while the train was staged"))
+            }
+            CommitOutcome::NameTaken(name) => (Loss::HeadMoved, format!("{name} exists already")),
+            CommitOutcome::PointerMoved => {
+                let now = self.catalog.load(&gathered.lane.table).await?;
+                match conflict(&gathered.table, &now) {
+                    Loss::Unexplained => (
+                        Loss::Unexplained,
+                        format!(
+                            "the catalog says that {} moved while the train was staged, but its metadata is \
+                             still {}",
+                            gathered.lane.table, now.metadata_location
+                        ),
+                    ),
+                    loss => (loss, "the table was written while the train was staged".to_owned()),
+                }
+            }
             CommitOutcome::TableChanged(what) => {
-                format!("the table changed while the train was staged: {what}")
+                (Loss::PointerMoved, format!("the table changed while the train was staged: {what}"))
             }
-            CommitOutcome::Fenced => "the temporary branch is gone".to_owned(),
+            CommitOutcome::Fenced => (Loss::HeadMoved, "the temporary branch is gone".to_owned()),
             CommitOutcome::Unknown(what) => {
-                // Nothing can have landed, since no intent is written. The temporary branch, should it
-                // exist, is swept with the train's row.
-                self.requeue(epoch, requests_of(candidates), &what).await?;
-                tracing::warn!(train = %train, "staging has no known outcome: {what}");
-                return Ok(None);
+                return self.staging_unknown(epoch, gathered, candidates, &what).await;
             }
             CommitOutcome::Refused(error) => {
                 self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
                 self.requeue(epoch, requests_of(candidates), &error.to_string()).await?;
+                self.delete_written(&gathered.lane, candidates).await;
                 return Err(error.into());
             }
         };
         self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
-        self.requeue(epoch, requests_of(candidates), &why).await?;
         self.delete_written(&gathered.lane, candidates).await;
-        Ok(None)
+        let again = self.give_back(epoch, &gathered.lane, requests_of(candidates), loss, &why).await?;
+        Ok(Staged::Lost { again })
+    }
+
+    /// Nothing can have landed, since no intent is written. The temporary branch, should it exist, is swept
+    /// with the train's row.
+    async fn staging_unknown(
+        &self,
+        epoch: Epoch,
+        gathered: &Gathered,
+        candidates: &Candidates,
+        what: &str,
+    ) -> Result<Staged, WorkerError> {
+        tracing::warn!(table = %gathered.lane.table, "staging has no known outcome: {what}");
+        let requests = requests_of(candidates);
+        let again = self.give_back(epoch, &gathered.lane, requests, Loss::Unexplained, what).await?;
+        Ok(Staged::Lost { again })
+    }
+
+    async fn record_staged(
+        &self,
+        epoch: Epoch,
+        train: &TrainId,
+        candidates: &Candidates,
+    ) -> Result<(), WorkerError> {
+        self.ledger.set_train_status(epoch, train, TrainStatus::Staged).await?;
+        let changes: Vec<Change> = candidates
+            .cars
+            .iter()
+            .flat_map(|car| [RequestEvent::Stage, RequestEvent::Check].map(|event| (car, event)))
+            .map(|(car, event)| Change {
+                request: car.car.request,
+                event,
+                train: Some(train.clone()),
+                classification: None,
+                // Rule D5: rows that the target loses although the branch never saw them are told.
+                detail: (car.vanished_rows > 0).then(|| json!({ "vanished-rows": car.vanished_rows })),
+            })
+            .collect();
+        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        Ok(())
     }
 
     /// Runs the checks on the candidates and records the evidence. Those who fail leave the train.
@@ -374,11 +416,13 @@ impl Worker {
         let evidence = self.gather_evidence(gathered, staged, candidates).await;
         let rows: Vec<_> = evidence.iter().map(|e| (e.requests.clone(), e.evidence.clone())).collect();
         self.ledger.record_evidence(train, &rows, self.now_ms()).await?;
+        reached(Step::EvidenceRecorded);
         let order: Vec<RequestId> = requests_of(candidates).collect();
         match decide(&order, &evidence) {
             TrainDecision::Land => Ok(Checked::Passed(required(&evidence))),
             TrainDecision::Evict(evicted) => {
                 self.evict(epoch, gathered, candidates, &evicted).await?;
+                reached(Step::Evicted);
                 Ok(Checked::Evicted)
             }
         }
@@ -415,7 +459,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Intent, landing commit, verification, receipt. The number of requests that landed.
+    /// Intent, landing commit, verification, receipt.
     #[allow(clippy::too_many_arguments)]
     async fn land(
         &self,
@@ -426,7 +470,7 @@ impl Worker {
         mut table: Arc<LoadedTable>,
         candidates: Candidates,
         required: Vec<(SnapshotId, String)>,
-    ) -> Result<usize, WorkerError> {
+    ) -> Result<Progress, WorkerError> {
         let mut keep: BTreeSet<RefName> = BTreeSet::new();
         let intent = Intent {
             id: IntentId(format!("intent-{train}")),
@@ -457,105 +501,96 @@ impl Worker {
         let mut tries = 0;
         loop {
             let (requirements, updates) = landing(gathered, &table, fence, &candidates, &keep, now_ms);
-            match self.catalog.commit(&table, &requirements, updates).await {
-                CommitOutcome::Landed(after) => {
+            let (loss, why) = match self.catalog.commit(&table, &requirements, updates).await {
+                CommitOutcome::Landed(_) => {
                     reached(Step::Landed);
-                    return self.receipt(epoch, &intent, &after).await;
+                    if let Some(progress) = self.receipt(epoch, &gathered.lane, &intent).await? {
+                        return Ok(progress);
+                    }
+                    self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
+                    let why = format!(
+                        "the catalog says that it landed, but {} is not at {}",
+                        intent.target, intent.tail
+                    );
+                    (Loss::Unexplained, why)
                 }
-                CommitOutcome::PointerMoved if tries < MAX_POINTER_RETRIES => {
+                CommitOutcome::PointerMoved => {
+                    let now = self.catalog.load(&gathered.lane.table).await?;
+                    let loss = conflict(&table, &now);
                     tries += 1;
-                    self.pause(tries).await;
-                    table = self.catalog.load(&gathered.lane.table).await?;
+                    if tries < MAX_POINTER_RETRIES && loss == Loss::PointerMoved {
+                        self.pause(tries).await;
+                        table = now;
+                        continue;
+                    }
+                    (loss, "other branches of the table are written without a pause".to_owned())
                 }
                 CommitOutcome::SourceMoved(name) => {
                     // Rule L6: a branch that grew is kept and the pin lands; anything else is another plan.
                     table = self.catalog.load(&gathered.lane.table).await?;
-                    if grew(&table, &candidates, &name) {
-                        keep.insert(name);
-                    } else {
-                        return self
-                            .not_landed(epoch, gathered, &intent, &candidates, "a source branch was reset")
-                            .await;
+                    if grew(&table, &candidates, &name) && keep.insert(name) {
+                        continue;
                     }
+                    (Loss::HeadMoved, "a source branch was reset".to_owned())
                 }
-                CommitOutcome::HeadMoved => {
-                    return self
-                        .not_landed(epoch, gathered, &intent, &candidates, "the target moved meanwhile")
-                        .await;
-                }
-                CommitOutcome::NameTaken(name) => {
-                    return self
-                        .not_landed(epoch, gathered, &intent, &candidates, &format!("{name} exists already"))
-                        .await;
-                }
-                CommitOutcome::TableChanged(what) => {
-                    return self.not_landed(epoch, gathered, &intent, &candidates, &what).await;
-                }
-                CommitOutcome::PointerMoved => {
-                    return self
-                        .not_landed(
-                            epoch,
-                            gathered,
-                            &intent,
-                            &candidates,
-                            "other branches of the table are written without a pause",
-                        )
-                        .await;
-                }
-                CommitOutcome::Refused(error) => {
-                    return self.not_landed(epoch, gathered, &intent, &candidates, &error.to_string()).await;
-                }
+                CommitOutcome::HeadMoved => (Loss::HeadMoved, "the target moved meanwhile".to_owned()),
+                CommitOutcome::NameTaken(name) => (Loss::HeadMoved, format!("{name} exists already")),
+                CommitOutcome::TableChanged(what) => (Loss::PointerMoved, what),
+                CommitOutcome::Refused(error) => (Loss::Unexplained, error.to_string()),
                 // Somebody removed the fence, or nobody knows: only the catalog's state decides.
-                CommitOutcome::Fenced => {
-                    return self.settle_one(epoch, &intent).await.map(|p| p.landed);
-                }
+                CommitOutcome::Fenced => (Loss::HeadMoved, "the temporary branch was removed".to_owned()),
                 CommitOutcome::Unknown(what) => {
                     tracing::warn!(train = %train, "landing has no known outcome: {what}");
                     self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
-                    return self.settle_one(epoch, &intent).await.map(|p| p.landed);
+                    (Loss::Unexplained, what)
                 }
-            }
+            };
+            return self.settle_own(epoch, gathered, &intent, &candidates, loss, &why).await;
         }
     }
 
-    /// Case O01: the head is read from the catalog before anything is called landed.
+    /// Case O01: the target is read from the catalog before anything is called landed. `None`: it is not.
     async fn receipt(
         &self,
         epoch: Epoch,
+        lane: &Lane,
         intent: &Intent,
-        _after: &LoadedTable,
-    ) -> Result<usize, WorkerError> {
+    ) -> Result<Option<Progress>, WorkerError> {
         let table = self.catalog.load(&intent.table).await?;
-        let head = table.facts.head(&intent.target);
-        let on_target = head.is_some_and(|head| table.facts.snapshots.is_ancestor(intent.tail, head));
-        if !on_target {
-            self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
-            return self.settle_one(epoch, intent).await.map(|p| p.landed);
+        if read_outcome(&table, intent) != Finding::Landed {
+            return Ok(None);
         }
         self.ledger.settle_landed(epoch, &intent.id, self.now_ms(), &landed_of(intent)).await?;
         reached(Step::ReceiptWritten);
+        self.forget_losses(lane);
         for car in &intent.cars {
             tracing::info!(request = %car.request, table = %intent.table, target = %intent.target,
                 snapshot = ?car.candidates.last(), "landed");
         }
-        Ok(intent.cars.len())
+        Ok(Some(Progress { landed: intent.cars.len(), changed: true }))
     }
 
-    /// The catalog said no. The fence goes first: then it is proved that nothing landed and nothing will.
-    async fn not_landed(
+    /// The catalog did not say yes. The fence goes first: then it is proved whether anything landed, and the
+    /// train is taken off the catalog (rules L3, R1, R8).
+    async fn settle_own(
         &self,
         epoch: Epoch,
         gathered: &Gathered,
         intent: &Intent,
         candidates: &Candidates,
+        loss: Loss,
         why: &str,
-    ) -> Result<usize, WorkerError> {
-        tracing::info!(train = %intent.train, "not landed: {why}");
-        let progress = self.settle_one(epoch, intent).await?;
-        if progress.landed == 0 && progress.changed {
-            self.drop_train(epoch, &gathered.lane, &intent.train, &intent.temp_ref, candidates).await?;
+    ) -> Result<Progress, WorkerError> {
+        tracing::info!(train = %intent.train, "not known to have landed: {why}");
+        let lane = &gathered.lane;
+        let mut progress = self.settle_one(epoch, intent).await?;
+        if progress.changed && progress.landed == 0 {
+            self.drop_train(epoch, lane, &intent.train, &intent.temp_ref, candidates).await?;
+            progress.changed = self.give_back(epoch, lane, requests_of(candidates), loss, why).await?;
+        } else if progress.landed > 0 {
+            self.forget_losses(lane);
         }
-        Ok(progress.landed)
+        Ok(progress)
     }
 
     /// Exponential back-off with jitter, bounded.
@@ -564,6 +599,14 @@ impl Worker {
         let jitter = (self.random)() % most.max(1);
         tokio::time::sleep(Duration::from_millis(most / 2 + jitter / 2)).await;
     }
+}
+
+/// What became of the staging commit.
+enum Staged {
+    /// The table with the train in it.
+    Applied(Arc<LoadedTable>),
+    /// Not applied, or not known to be; the requests are given back.
+    Lost { again: bool },
 }
 
 pub(super) enum Checked {

@@ -15,16 +15,13 @@ use super::context::{Lane, Worker};
 use super::error::{Disposition, WorkerError};
 use super::foreign::TargetStanding;
 use super::protocol::{Progress, waits_for_its_check};
-use crate::config::PolicySet;
-use crate::ledger::{Change, RequestRow};
+use crate::ledger::{Change, LedgerFault, RequestRow, TargetHead};
 use crate::table::catalog::CatalogError;
 use crate::table::loaded::LoadedTable;
 
 /// How often another process's write to the ledger is looked for.
 const WATCH_EVERY: Duration = Duration::from_millis(25);
 
-/// Trains lost in a row after which the operator is asked for quiet (rule L8).
-const HEADS_LOST_IN_A_ROW: u32 = 8;
 /// Renewals within one lease.
 const HEARTBEATS_PER_LEASE: i64 = 3;
 
@@ -95,25 +92,13 @@ impl Worker {
         watcher: &mut crate::ledger::Watcher,
     ) -> Result<Ended, WorkerError> {
         let mut failures = 0_u32;
-        let mut losses = 0_u32;
         loop {
             if *stop.borrow() {
                 return Ok(Ended::Stopped);
             }
-            self.ledger.renew(epoch, self.now_ms()).await?;
             match self.tick_with_heartbeat(epoch, options.lease_ms).await {
                 Ok(progress) => {
                     failures = 0;
-                    losses = if progress.lost { losses.saturating_add(1) } else { 0 };
-                    if progress.lost {
-                        if losses == HEADS_LOST_IN_A_ROW {
-                            tracing::warn!(
-                                "{losses} trains in a row were lost to other writers of the table; \
-                                 keep direct writers off the target for a moment"
-                            );
-                        }
-                        self.pause(losses).await;
-                    }
                     if progress.changed {
                         continue;
                     }
@@ -142,15 +127,26 @@ impl Worker {
         }
     }
 
-    /// A tick during which the lease is renewed: a check may take longer than it lasts.
+    /// A tick during which the lease is renewed: a check may take longer than it lasts. Both run side by
+    /// side, for a tick that waits while it holds the ledger's writing connection must go on for the renewal
+    /// to get it.
     async fn tick_with_heartbeat(&self, epoch: Epoch, lease_ms: i64) -> Result<Progress, WorkerError> {
         let every = Duration::from_millis(u64::try_from(lease_ms / HEARTBEATS_PER_LEASE).unwrap_or(1).max(1));
-        let mut tick = std::pin::pin!(self.tick(epoch));
-        loop {
-            tokio::select! {
-                result = &mut tick => return result,
-                () = tokio::time::sleep(every) => self.ledger.renew(epoch, self.now_ms()).await?,
+        self.ledger.renew(epoch, self.now_ms()).await?;
+        let heartbeat = async {
+            loop {
+                tokio::time::sleep(every).await;
+                match self.ledger.renew(epoch, self.now_ms()).await {
+                    Ok(()) => {}
+                    Err(error) if error.fault() == LedgerFault::StepDown => return WorkerError::from(error),
+                    // The epoch guards every write; a late heartbeat only lets another worker in earlier.
+                    Err(error) => tracing::warn!("the lease could not be renewed: {error}"),
+                }
             }
+        };
+        tokio::select! {
+            result = self.tick(epoch) => result,
+            error = heartbeat => Err(error),
         }
     }
 
@@ -163,6 +159,17 @@ impl Worker {
         }
         let mut progress = Progress::default();
         let mut failed = None;
+        for TargetHead { table, table_uuid: uuid, target, .. } in self.ledger.target_heads().await? {
+            let lane = Lane { table, uuid, target };
+            if !lanes.values().flatten().any(|open| open.uuid == lane.uuid && open.target == lane.target) {
+                let policy = policies.for_table(&lane.table);
+                match self.look_after(epoch, &lane, &policy).await {
+                    Err(error) if error.disposition() != Disposition::RetryNextTick => return Err(error),
+                    Err(error) => tracing::warn!(table = %lane.table, target = %lane.target, "{error}"),
+                    Ok(()) => {}
+                }
+            }
+        }
         for (table, lanes) in lanes {
             let policy = policies.for_table(&table);
             for lane in lanes {
@@ -177,29 +184,10 @@ impl Worker {
                 }
             }
         }
-        self.watch_idle_targets(&policies).await?;
         match failed {
             Some(error) if !progress.changed => Err(error),
             _ => Ok(progress),
         }
-    }
-
-    /// Targets on which nothing waits are looked at too, so that no bypass goes unseen.
-    async fn watch_idle_targets(&self, policies: &PolicySet) -> Result<(), WorkerError> {
-        let open = self.ledger.open_tables().await?;
-        for head in self.ledger.target_heads().await? {
-            let lane = Lane { table: head.table, uuid: head.table_uuid, target: head.target };
-            let is_open = open.iter().any(|(_, uuid, target)| *uuid == lane.uuid && *target == lane.target);
-            if is_open {
-                continue;
-            }
-            // A table that is gone or unreadable concerns nobody while nothing waits on it.
-            let Ok(table) = self.catalog.load(&lane.table).await else { continue };
-            if table.facts.uuid == lane.uuid {
-                self.watch_target(&lane, &table, &policies.for_table(&lane.table)).await?;
-            }
-        }
-        Ok(())
     }
 
     async fn tick_lane(
@@ -225,7 +213,7 @@ impl Worker {
         let table = match self.catalog.load(&lane.table).await {
             Ok(table) if table.facts.uuid == lane.uuid => table,
             Ok(_) | Err(CatalogError::NotFound(_)) => {
-                return Ok(Progress { changed: true, ..Progress::default() });
+                return Ok(Progress { landed: 0, changed: true });
             }
             Err(error) => return Err(error.into()),
         };
@@ -265,6 +253,25 @@ impl Worker {
             }
         }
         self.run_train(epoch, gathered).await
+    }
+
+    /// A target without open requests: what a dead worker left in the catalog goes, and commits that no
+    /// request made are seen, not only when somebody enqueues the next time (case O17).
+    async fn look_after(
+        &self,
+        epoch: Epoch,
+        lane: &Lane,
+        policy: &mergeberg_kernel::policy::TablePolicy,
+    ) -> Result<(), WorkerError> {
+        let table = match self.catalog.load(&lane.table).await {
+            Ok(table) if table.facts.uuid == lane.uuid => table,
+            // Nobody waits for it: nothing is looked for.
+            Ok(_) | Err(CatalogError::NotFound(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        self.sweep(epoch, lane).await?;
+        self.watch_target(lane, &table, policy).await?;
+        Ok(())
     }
 
     async fn all_waiting(

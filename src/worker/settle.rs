@@ -5,11 +5,11 @@
 //! already, the target's ancestry and log tell (rule L4). Everything else is unknown and holds the lane.
 
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
-use mergeberg_kernel::ids::{Epoch, RefName, SnapshotId, TrainId};
+use mergeberg_kernel::ids::{Epoch, QueueId, RefName, SnapshotId, TrainId};
 use mergeberg_kernel::lineage::ChainEnd;
 use mergeberg_kernel::state::RequestState;
 
-use super::context::{Lane, Worker};
+use super::context::{Lane, Worker, temporary_prefix};
 use super::error::WorkerError;
 use super::protocol::{Progress, landed_of};
 use super::stage::{Candidates, REQUEST_KEY};
@@ -23,11 +23,13 @@ const MAX_FENCE_TRIES: u32 = 10;
 
 /// What the catalog shows of a landing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Finding {
+pub(super) enum Finding {
     Landed,
     /// In the snapshot log, but not in the ancestry any more.
     RolledBack,
     NotLanded,
+    /// Landed in the place of a head that it was not planned on: somebody's commit is lost.
+    Replaced,
     Unknown,
 }
 
@@ -56,15 +58,15 @@ impl Worker {
                 if finding == Finding::RolledBack {
                     tracing::warn!(intent = %intent.id, "landed, and rolled back afterwards");
                 }
-                Ok(Progress { landed: intent.cars.len(), changed: true, lost: false })
+                Ok(Progress { landed: intent.cars.len(), changed: true })
             }
             Finding::NotLanded => {
                 self.ledger
                     .settle_not_landed(epoch, &intent.id, self.now_ms(), "the landing was not applied")
                     .await?;
-                Ok(Progress { changed: true, ..Progress::default() })
+                Ok(Progress { landed: 0, changed: true })
             }
-            Finding::Unknown => {
+            Finding::Replaced | Finding::Unknown => {
                 tracing::error!(
                     intent = %intent.id, table = %intent.table, target = %intent.target,
                     "the outcome of a landing is unknown; the target is held"
@@ -77,6 +79,7 @@ impl Worker {
 
     async fn find_out(&self, intent: &Intent) -> Result<Finding, WorkerError> {
         let mut tries = 0;
+        let mut removed = false;
         loop {
             let table = self.catalog.load(&intent.table).await?;
             if table.facts.uuid != intent.table_uuid {
@@ -84,7 +87,11 @@ impl Worker {
                 return Ok(Finding::Unknown);
             }
             if table.facts.head(&intent.temp_ref).is_none() {
-                return Ok(read_outcome(&table, intent));
+                return Ok(match read_outcome(&table, intent) {
+                    // Our own removal came first: the landing can never have been applied (rule L3).
+                    Finding::Unknown if removed => Finding::NotLanded,
+                    finding => finding,
+                });
             }
             let updates = vec![Update::RemoveRef(intent.temp_ref.clone())];
             let requirements = [
@@ -96,7 +103,8 @@ impl Worker {
                 },
             ];
             match self.catalog.commit(&table, &requirements, updates).await {
-                CommitOutcome::Landed(_) => return Ok(Finding::NotLanded),
+                // Read again before it is believed (case O01).
+                CommitOutcome::Landed(_) => removed = true,
                 CommitOutcome::Fenced | CommitOutcome::PointerMoved | CommitOutcome::Unknown(_) => {}
                 CommitOutcome::Refused(error) => return Err(error.into()),
                 CommitOutcome::HeadMoved
@@ -176,7 +184,8 @@ impl Worker {
                 updates.push(Update::RemoveSnapshots(removable));
             }
             match self.catalog.commit(&table, &requirements, updates).await {
-                CommitOutcome::Landed(_) => return Ok(true),
+                // Read again before it is believed (case O01).
+                CommitOutcome::Landed(_) => {}
                 CommitOutcome::Refused(error) => return Err(error.into()),
                 _ => self.pause(tries).await,
             }
@@ -203,11 +212,18 @@ impl Worker {
     }
 
     /// What trains of a dead worker left: their requests go back to the queue, their branches go (rule R7).
-    async fn sweep(&self, epoch: Epoch, lane: &Lane) -> Result<(), WorkerError> {
-        let trains = self.ledger.unfinished_trains(&lane.uuid).await?;
-        for train in trains.into_iter().filter(|t| t.target == lane.target) {
+    pub(super) async fn sweep(&self, epoch: Epoch, lane: &Lane) -> Result<(), WorkerError> {
+        let mut trains = self.ledger.unfinished_trains(&lane.uuid).await?;
+        // A deposed worker may have sent its staging commit after its train was given up for dropped.
+        let table = self.catalog.load(&lane.table).await?;
+        for name in strays(&table, self.ledger.queue_id()) {
+            if trains.iter().all(|train| train.temp_ref != name) {
+                trains.extend(self.ledger.train_of_ref(&name).await?);
+            }
+        }
+        for train in trains.into_iter().filter(|t| t.table_uuid == lane.uuid && t.target == lane.target) {
             let gone = self.remove_staged(lane, &train.temp_ref, Some(train.tail), &train.candidates).await?;
-            if gone {
+            if gone && train.status != TrainStatus::Landed {
                 self.ledger.set_train_status(epoch, &train.train, TrainStatus::Dropped).await?;
             }
         }
@@ -229,12 +245,19 @@ impl Worker {
 }
 
 /// Rule L4, by c_n alone.
-fn read_outcome(table: &LoadedTable, intent: &Intent) -> Finding {
+pub(super) fn read_outcome(table: &LoadedTable, intent: &Intent) -> Finding {
     let facts = &table.facts;
     let head = facts.head(&intent.target);
     if let Some(head) = head {
         let chain = facts.snapshots.chain(head);
         if chain.ids.contains(&intent.tail) {
+            if let Some(lost) = replaced_by(table, intent) {
+                tracing::error!(
+                    intent = %intent.id, table = %intent.table, target = %intent.target, snapshot = %lost,
+                    "the catalog let the landing replace a head that it was not planned on"
+                );
+                return Finding::Replaced;
+            }
             return Finding::Landed;
         }
         if facts.snapshot_log.iter().any(|entry| entry.snapshot_id == intent.tail) {
@@ -252,6 +275,20 @@ fn read_outcome(table: &LoadedTable, intent: &Intent) -> Finding {
     }
 }
 
+/// The head that the landing took the place of, when it was not the planned one: a catalog that ignores a
+/// requirement loses somebody's commit that way (case O28). Only `main` has a log to read it from.
+fn replaced_by(table: &LoadedTable, intent: &Intent) -> Option<SnapshotId> {
+    if intent.target != RefName::main() {
+        return None;
+    }
+    let log = &table.facts.snapshot_log;
+    let at = log.iter().position(|entry| entry.snapshot_id == intent.tail)?;
+    let before = log.get(at.checked_sub(1)?)?.snapshot_id;
+    let expected =
+        Some(before) == intent.planned_head || table.facts.snapshots.is_ancestor(before, intent.tail);
+    (!expected).then_some(before)
+}
+
 /// Snapshots that any other ref still reaches: they are never removed (promise 6).
 fn reachable_without(table: &LoadedTable, fence: &RefName) -> std::collections::HashSet<SnapshotId> {
     let mut reachable = std::collections::HashSet::new();
@@ -265,4 +302,10 @@ fn reachable_without(table: &LoadedTable, fence: &RefName) -> std::collections::
         }
     }
     reachable
+}
+
+/// Temporary branches of this queue that are in the catalog.
+fn strays(table: &LoadedTable, queue: &QueueId) -> Vec<RefName> {
+    let prefix = temporary_prefix(queue);
+    table.facts.refs.keys().filter(|name| name.as_str().starts_with(&prefix)).cloned().collect()
 }

@@ -7,7 +7,9 @@ use mergeberg_kernel::admission::StructureStanding;
 use mergeberg_kernel::change::ChangeSet;
 use mergeberg_kernel::ids::{Digest, Principal, SchemaId, SnapshotId, SpecId};
 use mergeberg_kernel::lineage::Line;
-use mergeberg_kernel::structure::{StructureChange, StructureId, structure_changes, unreadable_as};
+use mergeberg_kernel::structure::{
+    StructureChange, StructureChangeKind, StructureId, structure_changes, unreadable_as,
+};
 
 use super::context::{Lane, Worker};
 use super::error::WorkerError;
@@ -83,7 +85,14 @@ impl Worker {
         structure: StructureId,
     ) -> Result<(), WorkerError> {
         let Some(before) = structures.accepted.last() else { return Ok(()) };
-        let changes: Vec<StructureChange> = structure_changes(&table.facts, *before, structure);
+        let mut changes: Vec<StructureChange> = structure_changes(&table.facts, *before, structure);
+        // A structure that the table has left again: rows written under it would be read under the present
+        // one, so a name that means another column there is part of what is reviewed (case O19).
+        for change in structure_changes(&table.facts, structure, table.facts.structure()) {
+            if change.kind == StructureChangeKind::NameClash && !changes.contains(&change) {
+                changes.push(change);
+            }
+        }
         self.ledger
             .open_review(
                 &NewReview {

@@ -2,9 +2,21 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod cases_meaning;
+mod cases_publishing;
+mod cases_queue;
+mod cases_structure;
 mod counts;
+mod crashes;
+mod engines;
 mod oracle;
+mod outcomes;
 mod pins;
 mod queue_basics;
+mod races;
+mod rules_classification;
+mod rules_evidence;
+mod rules_landing;
+mod rules_refs;
 mod support;
 mod worker_process;

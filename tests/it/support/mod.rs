@@ -1,5 +1,12 @@
 //! A queue with its table in a temporary folder, and the words that the tests are told in.
 
+pub mod child;
+pub mod python;
+pub mod scripted;
+mod story;
+
+pub use story::{Moment, columns, days, decimal, keyed_record, long, text};
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -92,18 +99,23 @@ impl House {
 
     /// ORD without any snapshot.
     pub async fn empty(policy: &str) -> Self {
-        let dir = TempDir::new().unwrap();
-        std::fs::create_dir(dir.path().join("policies")).unwrap();
-        std::fs::write(dir.path().join("policies/orders.toml"), policy).unwrap();
-        let clock = Arc::new(AtomicI64::new(1_790_000_000_000));
-        let catalog = Arc::new(Self::catalog_in(dir.path(), &clock, true).await);
-        let ledger = Ledger::open_or_create(dir.path().join("ledger.db")).await.unwrap();
         let definition = TableDefinition::default()
             .column("order_id", "long", true)
             .column("order_date", "date", true)
             .column("status", "string", false)
             .column("amount", "decimal(12, 2)", false)
             .partitioned_by("order_date", "identity");
+        Self::with_table(definition, policy).await
+    }
+
+    /// `shop.orders` with other columns.
+    pub async fn with_table(definition: TableDefinition, policy: &str) -> Self {
+        let dir = TempDir::new().unwrap();
+        std::fs::create_dir(dir.path().join("policies")).unwrap();
+        std::fs::write(dir.path().join("policies/orders.toml"), policy).unwrap();
+        let clock = Arc::new(AtomicI64::new(1_790_000_000_000));
+        let catalog = Arc::new(Self::catalog_in(dir.path(), &clock, true).await);
+        let ledger = Ledger::open_or_create(dir.path().join("ledger.db")).await.unwrap();
         catalog.create_namespace("shop").await.unwrap();
         let table: TableName = ORDERS.parse().unwrap();
         catalog.define_table(&table, &definition).await.unwrap();
@@ -141,6 +153,19 @@ impl House {
         let worker =
             Self::worker_over(&dir, Arc::clone(&catalog) as Arc<dyn Catalog>, &ledger, &clock, "worker-1");
         Self { dir, catalog, ledger, writer, worker, clock, table }
+    }
+
+    /// A worker over this House with a catalog that misbehaves on order.
+    pub fn misled_worker(&self) -> (Arc<scripted::Scripted>, Worker) {
+        let catalog = scripted::Scripted::over(&self.catalog);
+        let worker = Self::worker_over(
+            &self.dir,
+            Arc::clone(&catalog) as Arc<dyn Catalog>,
+            &self.ledger,
+            &self.clock,
+            "misled",
+        );
+        (catalog, worker)
     }
 
     /// A worker over the same ledger and policies, and any catalog.
