@@ -386,7 +386,7 @@ async fn write_list(store: &ManifestStore, access: &TableAccess, list: ListPlan)
             writer.add_manifests(manifests.iter().map(|manifest| manifest.as_ref().clone()))?;
             writer.close().await
         };
-        handle.block_on(write).map(|()| manifests).map_err(|e: iceberg::Error| TableError::io(&path, e))
+        handle.block_on(write).map(|()| manifests).map_err(|e: iceberg::Error| TableError::of_write(&path, e))
     })
     .await
     .map_err(|e| TableError::of_join(&path, e))??;
