@@ -227,6 +227,25 @@ impl Ledger {
         Ok(readable(&rows)?.rows)
     }
 
+    /// Requests of a target that ride a train whose landing is not on its way, in arrival order.
+    pub async fn riding(
+        &self,
+        table_uuid: &TableUuid,
+        target: &RefName,
+    ) -> Result<Vec<RequestId>, LedgerError> {
+        let ids: Vec<i64> = sqlx::query_scalar(
+            "SELECT id FROM merge_request
+             WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
+               AND state IN ('planning', 'staged', 'checking')
+             ORDER BY id",
+        )
+        .bind(table_uuid.as_str())
+        .bind(target.as_str())
+        .fetch_all(&self.readers)
+        .await?;
+        Ok(ids.into_iter().map(RequestId).collect())
+    }
+
     /// Where something has not ended: the lanes that a tick drives. A renamed or replaced table has a lane
     /// for each name and uuid that was enqueued (rule C11).
     pub async fn open_tables(&self) -> Result<Vec<(TableName, TableUuid, RefName)>, LedgerError> {
