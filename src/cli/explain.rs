@@ -11,6 +11,7 @@ use super::request::render_row;
 use crate::error::UserError;
 use crate::ledger::{AttemptRow, EvidenceRow, Ledger, RequestRow};
 use crate::report::text::{Columns, NONE, count, duration, key_values, moment, one_line};
+use crate::worker::stage::VANISHED_ROWS;
 
 /// Lines of a state's detail that are shown; JSON has all.
 const MAX_DETAIL_LINES: usize = 40;
@@ -114,6 +115,12 @@ fn render(explained: &Explained) -> String {
     }
     let word = if request.state.is_final() { "took" } else { "waiting" };
     why.push((word, duration(*waited_ms)));
+    if let Some(rows) = vanished_rows(request, attempts) {
+        why.push((
+            "vanished",
+            format!("{rows} row(s) of the target that the branch never saw were replaced"),
+        ));
+    }
     text.push_str(&format!("\nwhy\n{}", indent(&key_values(&why))));
 
     if let Some(detail) = &request.detail {
@@ -132,6 +139,13 @@ fn render(explained: &Explained) -> String {
     text.push_str(&render_evidence(evidence));
     text.push_str(&format!("\nhistory\n{}", indent(&render_attempts(attempts))));
     text
+}
+
+/// Rule D5: what the landing, or the train that it rides now, takes from the target unseen.
+fn vanished_rows(request: &RequestRow, attempts: &[AttemptRow]) -> Option<i64> {
+    let train = request.train.as_ref()?;
+    let of_train = attempts.iter().rev().filter(|attempt| attempt.train.as_ref() == Some(train));
+    of_train.filter_map(|attempt| attempt.detail.as_ref()?.get(VANISHED_ROWS)?.as_i64()).next()
 }
 
 fn describe_position(position: &Position) -> String {
@@ -437,6 +451,31 @@ history
         );
         assert_eq!(describe_position(&position(RequestId(4), &open).unwrap()), "1 of 3, nothing ahead");
         assert_eq!(position(RequestId(5), &open), None);
+    }
+
+    #[test]
+    fn rule_d5_rows_that_went_unseen_are_told_of_the_landing() {
+        let mut request = row(9, "ingest/a", RequestState::Landed);
+        request.train = Some(TrainId::new("t2"));
+        let told = |train: &str, rows: i64| AttemptRow {
+            detail: Some(serde_json::json!({ VANISHED_ROWS: rows })),
+            ..attempt(0, RequestState::Checking, Some(train))
+        };
+        let landed = attempt(9, RequestState::Landed, Some("t2"));
+        let attempts = [told("t1", 7), told("t2", 2), landed.clone()];
+        assert_eq!(vanished_rows(&request, &attempts), Some(2), "another train's figure is not its own");
+        let explained = Explained {
+            meaning: None,
+            next: None,
+            position: None,
+            waited_ms: 0,
+            evidence: Vec::new(),
+            attempts: attempts.to_vec(),
+            request: request.clone(),
+        };
+        let line = "vanished  2 row(s) of the target that the branch never saw were replaced";
+        assert!(render(&explained).contains(line), "{}", render(&explained));
+        assert_eq!(vanished_rows(&request, &[landed]), None);
     }
 
     #[test]

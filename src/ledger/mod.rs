@@ -53,7 +53,7 @@ pub use heads::{Adoption, ForeignKind, ForeignRow, TargetHead};
 pub use landing::{Intent, IntentCar, LandingRow, LandingState};
 pub use leader::LeaderRow;
 pub use open::{MIGRATE_COMMAND, MigrationReport};
-pub use requests::{Enqueued, NewRequest, RequestFilter};
+pub use requests::{Enqueued, NewRequest, RequestFilter, Unreadable, Waiting};
 pub use rows::{AttemptRow, RequestRow};
 pub use structure::{
     AcceptedStructure, Decided, Decision, NewReview, ReviewFilter, ReviewRow, ReviewState, ReviewWord,

@@ -151,7 +151,7 @@ impl Worker {
         protected.insert(RefName::main());
         protected.insert(lane.target.clone());
         protected.extend(self.ledger.shared_sources(&lane.uuid).await?);
-        protected.extend(self.ledger.open_targets(&lane.uuid).await?);
+        protected.extend(self.ledger.targets(&lane.uuid).await?);
         let policy_digest = policy.digest();
         Ok(Gathered {
             lane: lane.clone(),

@@ -33,8 +33,9 @@ use super::context::{Lane, Worker, temporary_ref};
 use super::error::WorkerError;
 use super::gather::Gathered;
 use super::losses::{Loss, conflict};
+use super::pins::age_of;
 use super::settle::{Finding, read_outcome};
-use super::stage::{Candidates, CarFailure, Staging};
+use super::stage::{Candidates, CarFailure, Staging, VANISHED_ROWS};
 use super::step::{Step, reached};
 use crate::ledger::{Change, Intent, IntentCar, TrainRow, TrainStatus};
 use crate::table::catalog::CommitOutcome;
@@ -69,7 +70,7 @@ impl Progress {
 impl Worker {
     /// Plans one train and carries it through. Everything before is gathered, nothing after is left open.
     pub(super) async fn run_train(&self, epoch: Epoch, gathered: Gathered) -> Result<Progress, WorkerError> {
-        let plan = plan_train(
+        let mut plan = plan_train(
             &gathered.requests,
             &TargetPlan {
                 head: gathered.head,
@@ -79,6 +80,10 @@ impl Worker {
                 fast_forward_allowed: gathered.all_fresh,
             },
         );
+        // Rule R5: of two with one tag name the first rides; when it has landed, the name is taken.
+        let (mut tags, now_ms) = (BTreeSet::new(), self.now_ms());
+        plan.cars
+            .retain(|car| tag_name(&car.class, car.request, now_ms).is_none_or(|name| tags.insert(name)));
         let mut progress =
             Progress { landed: 0, changed: self.record_verdicts(epoch, &gathered, &plan.verdicts).await? };
         if plan.cars.is_empty() {
@@ -303,14 +308,18 @@ impl Worker {
         }
         let mut updates: Vec<Update> =
             candidates.snapshots.iter().cloned().map(Update::AddSnapshot).collect();
+        // Rule R3: age counts from the head's timestamp, and a fast-forwarded head may be old; the whole
+        // train is kept, the snapshots that a fast-forward brings included.
+        let length: usize = candidates.cars.iter().map(|car| car.candidates.len()).sum();
+        let life_ms = TEMPORARY_LIFE_MS.saturating_add(age_of(facts, candidates.tail, self.now_ms()));
         updates.push(Update::SetRef(RefFact {
             name: fence.clone(),
             snapshot_id: candidates.tail,
             kind: RefKind::Branch {
-                min_snapshots_to_keep: i32::try_from(candidates.snapshots.len().max(1)).ok(),
-                max_snapshot_age_ms: Some(TEMPORARY_LIFE_MS),
+                min_snapshots_to_keep: i32::try_from(length.max(1)).ok(),
+                max_snapshot_age_ms: Some(life_ms),
             },
-            max_ref_age_ms: Some(TEMPORARY_LIFE_MS),
+            max_ref_age_ms: Some(life_ms),
         }));
         let outcome = self.catalog.commit(&gathered.table, &requirements, updates).await;
         let (loss, why) = match outcome {
@@ -398,7 +407,7 @@ impl Worker {
                 train: Some(train.clone()),
                 classification: None,
                 // Rule D5: rows that the target loses although the branch never saw them are told.
-                detail: (car.vanished_rows > 0).then(|| json!({ "vanished-rows": car.vanished_rows })),
+                detail: (car.vanished_rows > 0).then(|| json!({ VANISHED_ROWS: car.vanished_rows })),
             })
             .collect();
         self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
@@ -724,7 +733,9 @@ fn landing(
     let mut dropped: BTreeSet<&RefName> = BTreeSet::new();
     for staged in &candidates.cars {
         let car = &staged.car;
-        if car.drop_source && !keep.contains(&car.source) && dropped.insert(&car.source) {
+        // Rule R6: whatever took the branch's name meanwhile is not handed over, a tag least of all.
+        let is_branch = table.facts.refs.get(&car.source).is_none_or(RefFact::is_branch);
+        if car.drop_source && is_branch && !keep.contains(&car.source) && dropped.insert(&car.source) {
             requirements.push(source_at_pin(car));
             updates.push(Update::RemoveRef(car.source.clone()));
         }

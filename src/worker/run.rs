@@ -15,7 +15,7 @@ use super::context::{Lane, Worker};
 use super::error::{Disposition, WorkerError};
 use super::foreign::TargetStanding;
 use super::protocol::{Progress, waits_for_its_check};
-use crate::ledger::{Change, LedgerFault, RequestRow, TargetHead};
+use crate::ledger::{Change, LedgerFault, RequestRow, TargetHead, Waiting};
 use crate::table::catalog::CatalogError;
 use crate::table::loaded::LoadedTable;
 
@@ -262,7 +262,7 @@ impl Worker {
         }
         let structures = self.structures(lane, &table, &policy.digest()).await?;
         let now_ms = self.now_ms();
-        let waiting = self.ledger.waiting(&lane.uuid, &lane.target).await?;
+        let waiting = self.waiting(lane).await?;
         let table = self.keep_pins(lane, table, &waiting).await?;
         let waiting: Vec<RequestRow> =
             waiting.into_iter().filter(|row| !waits_for_its_check(row, now_ms)).collect();
@@ -284,6 +284,15 @@ impl Worker {
             }
         }
         self.run_train(epoch, gathered).await
+    }
+
+    /// The lane's waiting requests. What cannot be read is told and left out (case O36).
+    async fn waiting(&self, lane: &Lane) -> Result<Vec<RequestRow>, WorkerError> {
+        let Waiting { rows, unreadable } = self.ledger.waiting(&lane.uuid, &lane.target).await?;
+        if !unreadable.is_empty() {
+            self.ledger.tell_unreadable(&unreadable, self.now_ms()).await?;
+        }
+        Ok(rows)
     }
 
     /// A target without open requests: what a dead worker left in the catalog goes, and commits that no
@@ -312,7 +321,7 @@ impl Worker {
         event: RequestEvent,
         text: &str,
     ) -> Result<Progress, WorkerError> {
-        let rows = self.ledger.waiting(&lane.uuid, &lane.target).await?;
+        let rows = self.waiting(lane).await?;
         let changes: Vec<Change> = rows
             .iter()
             .filter(|row| !matches!(event, RequestEvent::Hold(code) if row.state == RequestState::Held(code)))

@@ -26,6 +26,9 @@ use crate::table::snapshot_writer::{AddedFile, SnapshotChange, SnapshotWriter, n
 /// Summary key that names the request on every candidate.
 pub const REQUEST_KEY: &str = "mergeberg.request";
 
+/// Key of an attempt's detail: rows of the target that its branch never saw and that went with it (rule D5).
+pub const VANISHED_ROWS: &str = "vanished-rows";
+
 /// A car with its candidates.
 #[derive(Clone, Debug)]
 pub(super) struct StagedCar {

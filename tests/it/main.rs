@@ -9,6 +9,8 @@ mod cases_meaning;
 mod cases_publishing;
 mod cases_queue;
 mod cases_structure;
+mod cases_trains;
+mod counts;
 mod crashes;
 mod engines;
 mod oracle;

@@ -453,8 +453,7 @@ impl History {
         let Some(mut at) = self.house.head(from).await else { return };
         // In random histories sometimes from an older snapshot of it.
         if self.wanders && self.random.chance(25) {
-            let table = self.house.loaded().await;
-            at = table.facts.snapshots.get(at).and_then(|snapshot| snapshot.parent).unwrap_or(at);
+            at = self.before(at).await.unwrap_or(at);
         }
         self.house.writer.create_branch(&self.house.table, &branch(name), at).await.unwrap();
         let text = format!("branch {name} from {from} at {}", self.name_of(at));
@@ -474,7 +473,10 @@ impl History {
     pub async fn enqueue(&mut self, name: &str) -> RequestId {
         let pinned = self.house.head(name).await.unwrap();
         let id = self.house.enqueue(name).await;
-        self.asked.push(Asked { id, source: name.to_owned(), pinned });
+        // The same head again while the first request is open is the same request.
+        if self.asked.iter().all(|asked| asked.id != id) {
+            self.asked.push(Asked { id, source: name.to_owned(), pinned });
+        }
         let text = format!("enqueue {name} at {} as request {id}", self.name_of(pinned));
         self.say(&text);
         id
@@ -500,8 +502,7 @@ impl History {
         let name = *self.random.pick(&BRANCHES);
         let table = self.house.loaded().await;
         let Some(head) = table.facts.head(&branch(name)) else { return };
-        let parent = table.facts.snapshots.get(head).and_then(|snapshot| snapshot.parent);
-        let update = match parent {
+        let update = match self.before(head).await {
             Some(parent) if self.random.chance(50) => {
                 self.say(&format!("set back {name} to {}", self.name_of(parent)));
                 Update::SetRef(RefFact {
@@ -520,6 +521,17 @@ impl History {
         let at = Requirement::RefAt { name: branch(name), at: Some(head), role: RefRole::Source };
         let outcome = self.house.catalog.commit(&table, &[at], vec![update]).await;
         assert!(matches!(outcome, CommitOutcome::Landed(_)), "{outcome:?}");
+    }
+
+    /// The snapshot before the operation that ends with this one: never between the two of one operation.
+    async fn before(&self, id: SnapshotId) -> Option<SnapshotId> {
+        let table = self.house.loaded().await;
+        let parent = |id| table.facts.snapshots.get(id).and_then(|snapshot| snapshot.parent);
+        let mut before = parent(id)?;
+        while self.nodes.get(&before).is_some_and(|node| node.op.is_none()) {
+            before = parent(before)?;
+        }
+        Some(before)
     }
 
     async fn merge_manifests_eagerly(&mut self) {
