@@ -7,6 +7,7 @@ mod cases_publishing;
 mod cases_queue;
 mod cases_structure;
 mod crashes;
+mod demo;
 mod oracle;
 mod pins;
 mod queue_basics;
