@@ -14,7 +14,7 @@ use super::protocol::{Progress, landed_of};
 use super::stage::{Candidates, REQUEST_KEY};
 use crate::ledger::{Intent, TrainStatus};
 use crate::table::catalog::CommitOutcome;
-use crate::table::cleanup::delete_files;
+use crate::table::cleanup::{WrittenFiles, delete_files};
 use crate::table::loaded::LoadedTable;
 
 /// Times that the removal of a fence is sent within one tick.
@@ -201,7 +201,12 @@ impl Worker {
                 return;
             }
         };
-        match delete_files(&self.store, &table, &candidates.written).await {
+        self.delete_superseded(&table, &candidates.written).await;
+    }
+
+    /// Deletes what was written for candidates that are no more, once the catalog is sure not to name it.
+    pub(super) async fn delete_superseded(&self, table: &LoadedTable, written: &WrittenFiles) {
+        match delete_files(&self.store, table, written).await {
             Ok(deleted) if deleted.failed.is_empty() => {}
             Ok(deleted) => {
                 tracing::warn!("{} file(s) of a dropped train could not be deleted", deleted.failed.len());
