@@ -121,7 +121,9 @@ impl Queue {
             Command::Policy(command) => policy::run(&self.context, command).await,
             Command::Plan(args) => super::plan::run(&self.context, &args).await,
             Command::Worker(args) => super::worker::run(&self.context, &args).await,
-            Command::Init(_) | Command::Migrate => panic!("has its own tests"),
+            Command::Init(_) | Command::Migrate | Command::Demo(_) | Command::DemoWriter(_) => {
+                panic!("has its own tests")
+            }
         }
     }
 
