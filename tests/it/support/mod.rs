@@ -378,17 +378,17 @@ pub fn batch(rows: &[Order]) -> RecordBatch {
     let days = rows.iter().map(|row| i32::try_from(day(row)).unwrap()).collect();
     let statuses = rows.iter().map(|row| row.status.as_str()).collect();
     let cents = rows.iter().map(|row| i128::from(row.cents)).collect();
-    columns(rows.iter().map(|row| row.id).collect(), days, statuses, cents)
+    order_columns(rows.iter().map(|row| row.id).collect(), days, statuses, cents)
 }
 
 /// Rows by key and day, the day in days since 1970.
 pub fn batch_on(rows: &[(i64, i32)]) -> RecordBatch {
     let ids = rows.iter().map(|row| row.0).collect();
     let days = rows.iter().map(|row| row.1).collect();
-    columns(ids, days, vec!["new"; rows.len()], vec![100; rows.len()])
+    order_columns(ids, days, vec!["new"; rows.len()], vec![100; rows.len()])
 }
 
-fn columns(ids: Vec<i64>, days: Vec<i32>, statuses: Vec<&str>, cents: Vec<i128>) -> RecordBatch {
+fn order_columns(ids: Vec<i64>, days: Vec<i32>, statuses: Vec<&str>, cents: Vec<i128>) -> RecordBatch {
     let schema = Arc::new(Schema::new(vec![
         Field::new("order_id", DataType::Int64, false),
         Field::new("order_date", DataType::Date32, false),
