@@ -12,6 +12,7 @@ mod cases_structure;
 mod cases_trains;
 mod counts;
 mod crashes;
+mod demo;
 mod engines;
 mod oracle;
 mod outcomes;
