@@ -1,9 +1,9 @@
 //! Refs that keep what waiting requests need (rule R2).
 //!
 //! Another engine's expiry knows nothing of the queue. A request that has waited longer than a bound gets
-//! refs on its pinned head and on its base; the next commit that changes pins removes those of requests
-//! that have ended. Many pins go in one commit. A pin is a ref of our own namespace and queue (rule R7): the
-//! base that one holds was proved to be the base when it was set.
+//! refs on its pinned head and on its base. They go with the commit that lands it; those of requests that
+//! ended otherwise go at the next look at the table. Many pins go in one commit. A pin is a ref of our own
+//! namespace and queue (rule R7): the base that one holds was proved to be the base when it was set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::facts::{RefFact, RefKind, TableFacts};
 use mergeberg_kernel::ids::{QueueId, RefName, RequestId, SnapshotId};
-use mergeberg_kernel::lineage::BaseFinding;
+use mergeberg_kernel::lineage::{BaseFinding, Line};
 
 use super::context::{Lane, Worker};
 use super::error::WorkerError;
@@ -57,15 +57,20 @@ impl Worker {
         let now_ms = self.now_ms();
         let existing: BTreeSet<&RefName> =
             facts.refs.keys().filter(|name| name.as_str().starts_with(&prefix(queue))).collect();
-        let wait_long = |row: &&RequestRow| now_ms.saturating_sub(row.enqueued_at_ms) >= PIN_AFTER_MS;
+        let waits_long = |row: &&RequestRow| now_ms.saturating_sub(row.enqueued_at_ms) >= PIN_AFTER_MS;
+        let waiting_long: Vec<&RequestRow> = waiting.iter().filter(waits_long).collect();
         let mut wanted: BTreeMap<RefName, SnapshotId> = BTreeMap::new();
-        for row in waiting.iter().filter(wait_long) {
-            let names = pin_names(queue, row.id);
-            if facts.snapshots.contains(row.pinned) {
-                wanted.insert(names.head, row.pinned);
-            }
-            if let Some(base) = self.base_to_pin(lane, &table, row) {
-                wanted.insert(names.base, base);
+        if !waiting_long.is_empty() {
+            // Walked once for all of them: it is as long as the target's history.
+            let line = facts.snapshots.line(facts.head(&lane.target));
+            for row in waiting_long {
+                let names = pin_names(queue, row.id);
+                if facts.snapshots.contains(row.pinned) {
+                    wanted.insert(names.head, row.pinned);
+                }
+                if let Some(base) = base_to_pin(facts, &line, row) {
+                    wanted.insert(names.base, base);
+                }
             }
         }
         let new: Vec<(&RefName, SnapshotId)> =
@@ -108,14 +113,18 @@ impl Worker {
             }
         }
     }
+}
 
-    fn base_to_pin(&self, lane: &Lane, table: &LoadedTable, row: &RequestRow) -> Option<SnapshotId> {
-        let facts = &table.facts;
-        let line = facts.snapshots.line(facts.head(&lane.target));
-        match facts.snapshots.base(row.pinned, &line, &[]) {
-            BaseFinding::Common(base) if base != row.pinned => Some(base),
-            _ => None,
-        }
+/// The pins of a request that exist: they go with the commit that lands it.
+pub(super) fn pins_of(facts: &TableFacts, queue: &QueueId, request: RequestId) -> Vec<RefName> {
+    let PinNames { head, base } = pin_names(queue, request);
+    [head, base].into_iter().filter(|name| facts.refs.contains_key(name)).collect()
+}
+
+fn base_to_pin(facts: &TableFacts, line: &Line, row: &RequestRow) -> Option<SnapshotId> {
+    match facts.snapshots.base(row.pinned, line, &[]) {
+        BaseFinding::Common(base) if base != row.pinned => Some(base),
+        _ => None,
     }
 }
 
