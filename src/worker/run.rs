@@ -313,6 +313,8 @@ impl Worker {
         };
         self.sweep(epoch, lane).await?;
         self.watch_target(lane, &table, policy).await?;
+        // Those of requests that ended without landing (case O22).
+        self.keep_pins(lane, table, &[]).await?;
         Ok(())
     }
 
