@@ -271,7 +271,7 @@ impl Worker {
         if waiting.is_empty() {
             return Ok(Progress::default());
         }
-        let gathered = match self.gather(lane, table, Arc::clone(policy), waiting, &structures).await {
+        let mut gathered = match self.gather(lane, table, Arc::clone(policy), waiting, &structures).await {
             Ok(gathered) => gathered,
             Err(WorkerError::Table(error)) if error.is_own_fault() => {
                 // The target's own history cannot be read: nobody's request is at fault.
@@ -285,7 +285,11 @@ impl Worker {
                 self.open_review(lane, &gathered.table, &structures, structure).await?;
             }
         }
-        self.run_train(epoch, gathered).await
+        // A train waits for the disk most of its time; meanwhile the sources of the next one are read.
+        let table = Arc::clone(&gathered.table);
+        let next = std::mem::take(&mut gathered.next_sources);
+        let (progress, ()) = tokio::join!(self.run_train(epoch, gathered), self.read_ahead(&table, &next));
+        progress
     }
 
     /// The lane's waiting requests. What cannot be read is told and left out (case O36).
