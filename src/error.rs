@@ -55,14 +55,7 @@ impl From<ConfigError> for UserError {
 
 impl From<CatalogError> for UserError {
     fn from(error: CatalogError) -> Self {
-        let code = match &error {
-            CatalogError::NotFound(_) => ReasonCode::TableNotFound,
-            CatalogError::Unreadable { .. } => ReasonCode::TableUnreadable,
-            CatalogError::Unsupported { .. } => ReasonCode::FormatUnsupported,
-            CatalogError::ReadOnly(_) => ReasonCode::WarehouseReadOnly,
-            CatalogError::Unavailable(_) => ReasonCode::CatalogUnavailable,
-            CatalogError::Refused(_) => ReasonCode::CatalogRefused,
-        };
+        let code = error.reason();
         let split = matches!(
             error,
             CatalogError::Unsupported { .. } | CatalogError::ReadOnly(_) | CatalogError::Unavailable(_)

@@ -181,17 +181,28 @@ impl SnapshotGraph {
     }
 
     /// Snapshots after `base` up to and with `head`, oldest first. `base = None` is the empty base.
-    /// `None` when `base` is not an ancestor of `head`.
+    /// `None` when `base` is not an ancestor of `head`. Walks no further than the base: a table of thousands
+    /// of snapshots is asked this for every request.
     pub fn after(&self, base: Option<SnapshotId>, head: SnapshotId) -> Option<Vec<SnapshotId>> {
-        let chain = self.chain(head);
-        let mut ids: Vec<SnapshotId> = match base {
-            Some(base) => {
-                let at = chain.ids.iter().position(|id| *id == base)?;
-                chain.ids[..at].to_vec()
+        let mut ids = Vec::new();
+        let mut next = head;
+        while Some(next) != base {
+            let snapshot = self.by_id.get(&next)?;
+            // As in `chain`: a cycle must not hang the queue.
+            if ids.len() >= self.by_id.len() {
+                return None;
             }
-            None if chain.end == ChainEnd::Root => chain.ids,
-            None => return None,
-        };
+            ids.push(next);
+            match snapshot.parent {
+                Some(parent) => next = parent,
+                None if base.is_none() => break,
+                None => return None,
+            }
+        }
+        // A base that was expired is no snapshot of the line any more.
+        if base.is_some_and(|base| !self.by_id.contains_key(&base)) {
+            return None;
+        }
         ids.reverse();
         Some(ids)
     }

@@ -60,7 +60,7 @@ reasons! {
         "Read `request explain`; the worker settles it from the catalog before anything else lands.";
     TargetRewound, "target-rewound",
         "The target is no descendant of the head that the queue landed last.",
-        "An operator finds out who moved it, then adopts the new head with a reason.";
+        "An operator finds out who moved it, then accepts the new head with `mergeberg target adopt`.";
     CatalogUnavailable, "catalog-unavailable",
         "The catalog or the storage did not answer.",
         "Bring it back; the queue goes on by itself.";
@@ -74,7 +74,7 @@ reasons! {
     // Refused at enqueue or later: the request itself.
     TableNotFound, "table-not-found",
         "There is no such table in the catalog.",
-        "Check catalog, namespace and name; `mergeberg plan` lists what it sees.";
+        "Check catalog, namespace and name; `mergeberg policy check` lists the tables that it sees.";
     TableRenamed, "table-renamed",
         "The table that was enqueued now has another name.",
         "Rename it back, or cancel the request and enqueue it under the new name.";
@@ -148,7 +148,7 @@ reasons! {
         "Rewrite the partition under the current spec first.";
     RecordInvalid, "record-invalid",
         "The recorded operation cannot be read.",
-        "Write the record in the documented form (docs/policies.md, Operations).";
+        "Write the record in the documented form (docs/operation-records.md).";
     RecordMismatch, "record-mismatch",
         "The record does not describe what the branch did.",
         "Correct the pipeline's record; it decides how the change is run again.";
@@ -220,7 +220,7 @@ reasons! {
         "An argument cannot be used.",
         "Correct it as the message says; `--help` shows the form.";
     WrongState, "wrong-state",
-        "The request or review item is past the point where this can be done.",
+        "What was named is not in a state in which this can be done.",
         "Look at it with `request show` or `review show`.";
     WaitTimedOut, "wait-timed-out",
         "The request had not ended when the time to wait was over.",

@@ -52,7 +52,8 @@ impl Context {
     pub async fn catalog(&self) -> Result<&Arc<dyn Catalog>, UserError> {
         let open = async || -> Result<Arc<dyn Catalog>, UserError> {
             let config = self.config.catalog(None)?;
-            let database = config.database.display().to_string();
+            let mode = if config.read_only { "?mode=ro" } else { "" };
+            let database = format!("{}{mode}", config.database.display());
             let catalog =
                 SqlCatalog::open(&config.name, &database, &config.warehouse, self.clock.clone()).await?;
             // Lets the crash tests end the process in the middle of a commit.

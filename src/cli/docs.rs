@@ -134,8 +134,8 @@ mod tests {
     }
 
     #[test]
-    fn every_record_of_the_policies_page_is_parsed() {
-        let records = blocks(&read("docs/policies.md"), "json");
+    fn every_record_of_the_records_page_is_parsed() {
+        let records = blocks(&read("docs/operation-records.md"), "json");
         assert_eq!(records.len(), 3);
         for record in records {
             Record::parse(&record, &"sales.orders".parse().unwrap()).unwrap();
@@ -143,11 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_of_the_page_is_read() {
-        let examples = blocks(&read("docs/cli.md"), "toml");
-        assert_eq!(examples.len(), 1);
-        let config = crate::config::Config::parse(Path::new("/q/mergeberg.toml"), &examples[0], |_| None);
-        assert_eq!(config.unwrap().catalog(None).unwrap().name, "local");
+    fn the_configuration_of_the_pages_is_read() {
+        for page in ["docs/cli.md", "docs/catalogs.md"] {
+            let examples = blocks(&read(page), "toml");
+            assert_eq!(examples.len(), 1, "{page}");
+            let config = crate::config::Config::parse(Path::new("/q/mergeberg.toml"), &examples[0], |_| None);
+            assert_eq!(config.unwrap().catalog(None).unwrap().name, "local", "{page}");
+        }
     }
 
     #[test]

@@ -203,7 +203,7 @@ pub fn class_of(
 }
 
 /// A target exists, but for the first publish: `main` of a table that has never had a head.
-fn check_target(facts: &TableFacts, target: &RefName) -> Result<(), UserError> {
+pub fn check_target(facts: &TableFacts, target: &RefName) -> Result<(), UserError> {
     let first_publish =
         *target == RefName::main() && !facts.refs.contains_key(target) && facts.snapshot_log.is_empty();
     if first_publish {

@@ -10,11 +10,14 @@ use super::request::render_row;
 use crate::error::UserError;
 use crate::ledger::{AttemptRow, EvidenceRow, Ledger, RequestRow};
 use crate::report::text::{Columns, NONE, count, duration, key_values, moment, one_line};
+use crate::worker::stage::VANISHED_ROWS;
 
 /// Lines of a state's detail that are shown; JSON has all.
 const MAX_DETAIL_LINES: usize = 40;
 /// Sample rows that are shown of a failed check; JSON has all.
 const MAX_SAMPLE_ROWS: usize = 10;
+/// Lines of the history that are shown, the newest; JSON has all.
+const MAX_HISTORY_LINES: usize = 30;
 /// Requests ahead that are named.
 const MAX_NAMED_AHEAD: usize = 8;
 
@@ -79,6 +82,12 @@ fn render(explained: &Explained) -> String {
     }
     let word = if request.state.is_final() { "took" } else { "waits since" };
     why.push((word, duration(*waited_ms)));
+    if let Some(rows) = vanished_rows(request, attempts) {
+        why.push((
+            "vanished",
+            format!("{rows} row(s) of the target that the branch never saw were replaced"),
+        ));
+    }
     text.push_str(&format!("\nwhy\n{}", indent(&key_values(&why))));
 
     if let Some(detail) = &request.detail {
@@ -95,6 +104,13 @@ fn render(explained: &Explained) -> String {
     text.push_str(&render_evidence(evidence));
     text.push_str(&format!("\nhistory\n{}", indent(&render_attempts(attempts))));
     text
+}
+
+/// Rule D5: what the landing, or the train that it rides now, takes from the target unseen.
+fn vanished_rows(request: &RequestRow, attempts: &[AttemptRow]) -> Option<i64> {
+    let train = request.train.as_ref()?;
+    let of_train = attempts.iter().rev().filter(|attempt| attempt.train.as_ref() == Some(train));
+    of_train.filter_map(|attempt| attempt.detail.as_ref()?.get(VANISHED_ROWS)?.as_i64()).next()
 }
 
 fn describe_position(position: &Position) -> String {
@@ -224,16 +240,22 @@ fn render_finding(evidence: &Evidence) -> String {
 fn render_attempts(attempts: &[AttemptRow]) -> String {
     let mut columns = Columns::new(&["at", "after>", "state", "train"]);
     let mut before_ms = None;
-    for attempt in attempts {
-        columns.push(vec![
-            moment(attempt.at_ms),
-            before_ms.map_or_else(|| NONE.to_owned(), |before| duration(attempt.at_ms - before)),
-            attempt.state.to_string(),
-            attempt.train.as_ref().map_or_else(|| NONE.to_owned(), ToString::to_string),
-        ]);
+    let earlier = attempts.len().saturating_sub(MAX_HISTORY_LINES);
+    for (at, attempt) in attempts.iter().enumerate() {
+        if at >= earlier {
+            columns.push(vec![
+                moment(attempt.at_ms),
+                before_ms.map_or_else(|| NONE.to_owned(), |before| duration(attempt.at_ms - before)),
+                attempt.state.to_string(),
+                attempt.train.as_ref().map_or_else(|| NONE.to_owned(), ToString::to_string),
+            ]);
+        }
         before_ms = Some(attempt.at_ms);
     }
-    columns.render()
+    match earlier {
+        0 => columns.render(),
+        n => format!("{} before these with --json\n{}", count(n as u64, "line"), columns.render()),
+    }
 }
 
 fn indent(text: &str) -> String {
@@ -380,6 +402,31 @@ history
         );
         assert_eq!(describe_position(&position(RequestId(4), &open).unwrap()), "1 of 3, nothing ahead");
         assert_eq!(position(RequestId(5), &open), None);
+    }
+
+    #[test]
+    fn rule_d5_rows_that_went_unseen_are_told_of_the_landing() {
+        let mut request = row(9, "ingest/a", RequestState::Landed);
+        request.train = Some(TrainId::new("t2"));
+        let told = |train: &str, rows: i64| AttemptRow {
+            detail: Some(serde_json::json!({ VANISHED_ROWS: rows })),
+            ..attempt(0, RequestState::Checking, Some(train))
+        };
+        let landed = attempt(9, RequestState::Landed, Some("t2"));
+        let attempts = [told("t1", 7), told("t2", 2), landed.clone()];
+        assert_eq!(vanished_rows(&request, &attempts), Some(2), "another train's figure is not its own");
+        let explained = Explained {
+            meaning: None,
+            next: None,
+            position: None,
+            waited_ms: 0,
+            evidence: Vec::new(),
+            attempts: attempts.to_vec(),
+            request: request.clone(),
+        };
+        let line = "vanished  2 row(s) of the target that the branch never saw were replaced";
+        assert!(render(&explained).contains(line), "{}", render(&explained));
+        assert_eq!(vanished_rows(&request, &[landed]), None);
     }
 
     #[test]

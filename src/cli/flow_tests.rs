@@ -117,6 +117,7 @@ impl Queue {
             Command::Request(command) => request::run(&self.context, command).await,
             Command::Branch(command) => branch::run(&self.context, command).await,
             Command::Review(command) => review::run(&self.context, command).await,
+            Command::Target(command) => super::target::run(&self.context, command).await,
             Command::Report(command) => report::run(&self.context, command).await,
             Command::Policy(command) => policy::run(&self.context, command).await,
             Command::Plan(args) => super::plan::run(&self.context, &args).await,

@@ -62,6 +62,7 @@ ledger   {} ({ledger}, queue {})
 
 next:
   mergeberg policy check                                    what holds for which table
+  mergeberg plan --table ns.t                               what would become of its branches
   mergeberg request enqueue --table ns.t --source BRANCH    put a branch into the queue
   mergeberg worker                                          merge what is in the queue
 ",

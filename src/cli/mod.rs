@@ -18,6 +18,7 @@ mod policy;
 pub mod report;
 mod request;
 mod review;
+mod target;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod wait;
@@ -69,10 +70,13 @@ pub enum Command {
     /// Decide on changes of structure.
     #[command(subcommand)]
     Review(review::ReviewCommand),
-    /// What happened.
+    /// Act on a branch that merges land on.
+    #[command(subcommand)]
+    Target(target::TargetCommand),
+    /// See what happened.
     #[command(subcommand)]
     Report(report::ReportCommand),
-    /// Look at the policies.
+    /// Check the policies.
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
     /// Bring the ledger to this release's form.
@@ -120,6 +124,7 @@ async fn run(cli: Cli) -> Result<Answer, UserError> {
         Command::Request(command) => request::run(&context()?, command).await,
         Command::Branch(command) => branch::run(&context()?, command).await,
         Command::Review(command) => review::run(&context()?, command).await,
+        Command::Target(command) => target::run(&context()?, command).await,
         Command::Report(command) => report::run(&context()?, command).await,
         Command::Policy(command) => policy::run(&context()?, command).await,
         Command::Migrate => init::migrate(&context()?.config.ledger).await,

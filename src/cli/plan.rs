@@ -10,13 +10,13 @@ use super::{enqueue, parse_ref};
 use crate::error::UserError;
 use crate::report::text::Columns;
 
-/// Says how branches would be merged now. Writes nothing.
+/// Say what would become of branches as they are; writes nothing.
 #[derive(Debug, clap::Args)]
 pub struct PlanArgs {
-    /// Table, as namespace.name.
+    /// Namespace and name, such as nyc.flights.
     #[arg(long)]
     pub table: TableName,
-    /// Branch that merges land on.
+    /// The branch to merge into.
     #[arg(long, default_value = "main", value_parser = parse_ref)]
     pub target: RefName,
     /// A branch to look at; all but the target when none is named.
@@ -27,6 +27,7 @@ pub struct PlanArgs {
 pub async fn run(context: &Context, args: &PlanArgs) -> Result<Answer, UserError> {
     let catalog = context.catalog().await?;
     let table = enqueue::load(catalog.as_ref(), &args.table).await?;
+    enqueue::check_target(&table.facts, &args.target)?;
     for source in &args.source {
         enqueue::branch_head(&table.facts, source, ReasonCode::BranchNotFound)?;
     }

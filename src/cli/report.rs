@@ -30,6 +30,7 @@ pub struct DailyArgs {
     /// IANA time zone in which the day is a day.
     #[arg(long, default_value = "UTC", value_name = "ZONE")]
     pub timezone: String,
+    /// How it is printed; --json is the same as json.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
@@ -49,15 +50,21 @@ pub async fn run(context: &Context, command: ReportCommand) -> Result<Answer, Us
         None => Day::today(&timezone, now_ms)?,
     };
     let day = Day::parse(&date, &timezone)?;
-    let report = daily(context.ledger().await?, context.catalog().await?.as_ref(), day, now_ms).await?;
+    let ledger = context.ledger().await?;
+    // A queue that has worked on nothing yet has a report all the same, and needs no catalog for it.
+    let catalog = match ledger.target_heads().await?.is_empty() {
+        true => None,
+        false => Some(context.catalog().await?.as_ref()),
+    };
+    let report = daily(ledger, catalog, day, now_ms).await?;
     let exit = if report.adds_up() { Exit::Ok } else { Exit::of_error(ReasonCode::ReportUnbalanced) };
     Ok(Answer { text: report.render(format), json: report.to_json(), exit })
 }
 
-/// The report of a day as `now_ms` sees it. For other faces as well.
+/// The report of a day as `now_ms` sees it. For other faces as well. Without a catalog no target is counted.
 pub async fn daily(
     ledger: &Ledger,
-    catalog: &dyn Catalog,
+    catalog: Option<&dyn Catalog>,
     day: Day,
     now_ms: i64,
 ) -> Result<DailyReport, UserError> {
@@ -81,7 +88,11 @@ pub async fn daily(
                 }
             }
         }
-        match facts_of(catalog, &head).await? {
+        let facts = match catalog {
+            Some(catalog) => facts_of(catalog, &head).await?,
+            None => Err("the catalog was not asked".to_owned()),
+        };
+        match facts {
             Ok(facts) => {
                 let landed = landed_since(ledger, &head).await?;
                 balances.push(Balance::of(&history(&facts, &head, landed, &foreign)));
@@ -121,6 +132,10 @@ async fn facts_of(catalog: &dyn Catalog, head: &TargetHead) -> Result<Result<Tab
         Ok(table) if table.facts.uuid == head.table_uuid => Ok(Ok(table.facts.clone())),
         Ok(_) => Ok(Err("the name belongs to another table now".to_owned())),
         Err(CatalogError::NotFound(_)) => Ok(Err("the table was dropped or renamed".to_owned())),
+        // One table's trouble does not take the report away from the others.
+        Err(error @ (CatalogError::Unreadable { .. } | CatalogError::Unsupported { .. })) => {
+            Ok(Err(error.to_string()))
+        }
         Err(error) => Err(error.into()),
     }
 }

@@ -72,14 +72,17 @@ pub struct ListArgs {
     /// Only these states (queued, held, landed, refused, ...).
     #[arg(long, value_name = "STATE", conflicts_with = "open")]
     pub state: Vec<String>,
+    /// Only requests of this table.
     #[arg(long)]
     pub table: Option<TableName>,
+    /// Only requests into this branch.
     #[arg(long, value_parser = parse_ref)]
     pub target: Option<RefName>,
+    /// Only requests of this class.
     #[arg(long)]
     pub class: Option<String>,
     /// The newest so many.
-    #[arg(long, default_value_t = LIST_ROWS, value_name = "ROWS")]
+    #[arg(long, default_value_t = LIST_ROWS, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
 }
 

@@ -29,6 +29,7 @@ pub struct ListArgs {
     /// Decided and lapsed items as well.
     #[arg(long)]
     pub all: bool,
+    /// Only items of this table.
     #[arg(long)]
     pub table: Option<TableName>,
 }

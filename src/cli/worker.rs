@@ -16,7 +16,7 @@ use crate::worker::context::{Random, Worker};
 use crate::worker::error::WorkerError;
 use crate::worker::run::{Ended, RunOptions};
 
-/// Lands what is in the queue. Ctrl-C lets the current landing finish.
+/// Land what is in the queue; Ctrl-C lets a landing under way finish.
 #[derive(Debug, clap::Args)]
 pub struct WorkerArgs {
     /// End when nothing more can be done now.

@@ -61,6 +61,8 @@ pub struct CatalogConfig {
     pub name: String,
     /// The catalog's database file.
     pub database: PathBuf,
+    /// `?mode=ro` in the uri: the file is opened for reading, and every commit is refused.
+    pub read_only: bool,
     /// Where new tables go: a folder, or a URI as given.
     pub warehouse: String,
 }
@@ -211,7 +213,9 @@ impl Config {
                 folder.join(&warehouse).display().to_string()
             };
             let database = folder.join(database);
-            catalogs.insert(name.clone(), CatalogConfig { name, database, warehouse });
+            let read_only =
+                uri.split_once('?').is_some_and(|(_, query)| query.split('&').any(|p| p == "mode=ro"));
+            catalogs.insert(name.clone(), CatalogConfig { name, database, read_only, warehouse });
         }
         if let Some(name) = &default_catalog
             && !catalogs.contains_key(name)
@@ -287,20 +291,22 @@ pub fn catalog_variable(name: &str, key: &str) -> String {
 /// (`sqlite:////x` as PyIceberg and SQLAlchemy write it, and `sqlite:///x`, both mean `/x`). `None` for
 /// another database.
 fn sqlite_path(uri: &str) -> Option<PathBuf> {
-    let rest = match uri.strip_prefix("jdbc:").unwrap_or(uri).strip_prefix("sqlite:") {
-        Some(rest) => rest,
+    let path = match uri.strip_prefix("jdbc:").unwrap_or(uri).strip_prefix("sqlite:") {
+        Some(rest) => path_of(rest)?,
         None if uri.contains("://") || uri.starts_with("jdbc:") || uri.trim().is_empty() => return None,
-        None => return Some(PathBuf::from(uri)),
-    };
-    let path = match rest.strip_prefix("//") {
-        Some(absolute) if absolute.starts_with('/') => {
-            format!("/{}", absolute.trim_start_matches('/'))
-        }
-        Some(_) => return None,
-        None => rest.to_owned(),
+        None => uri.to_owned(),
     };
     let path = path.split('?').next().unwrap_or_default();
     if path.is_empty() || path == "/" { None } else { Some(PathBuf::from(path)) }
+}
+
+/// What stands behind `sqlite:`.
+fn path_of(rest: &str) -> Option<String> {
+    match rest.strip_prefix("//") {
+        Some(absolute) if absolute.starts_with('/') => Some(format!("/{}", absolute.trim_start_matches('/'))),
+        Some(_) => None,
+        None => Some(rest.to_owned()),
+    }
 }
 
 #[cfg(test)]

@@ -248,7 +248,7 @@ impl Today {
         let requests = self.requests().await?;
         let now_ms = system_clock()();
         let day = Day::parse(&Day::today(TIMEZONE, now_ms)?, TIMEZONE)?;
-        let report = report::daily(&self.ledger, &self.catalog, day, now_ms).await?;
+        let report = report::daily(&self.ledger, Some(&self.catalog), day, now_ms).await?;
         let compared = verify::rows(&self.config).await?;
         let mut findings = verify::ends(&requests);
         findings.extend(self.other_findings(&requests, &seen, &report).await?);

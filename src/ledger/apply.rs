@@ -55,7 +55,9 @@ impl Ledger {
         changes: &[Change],
         now_ms: i64,
     ) -> Result<Vec<RequestRow>, LedgerError> {
-        let mut tx = self.begin().await?;
+        // What a leader has not ended, it or its successor plans again.
+        let progress = epoch.is_some() && changes.iter().all(|change| !ends(change.event));
+        let mut tx = if progress { self.begin_progress().await? } else { self.begin().await? };
         if let Some(epoch) = epoch {
             fence(&mut tx, epoch).await?;
         }
@@ -77,6 +79,25 @@ impl Ledger {
         let rows = take(&mut tx, &steps, now_ms).await?;
         tx.commit().await?;
         Ok(rows)
+    }
+}
+
+/// May this event end a request?
+fn ends(event: RequestEvent) -> bool {
+    match event {
+        RequestEvent::Admit
+        | RequestEvent::Stage
+        | RequestEvent::Check
+        | RequestEvent::Hold(_)
+        | RequestEvent::Requeue
+        | RequestEvent::AskReview
+        | RequestEvent::WriteIntent
+        | RequestEvent::LoseAnswer => false,
+        RequestEvent::Land
+        | RequestEvent::FindPublished
+        | RequestEvent::Refuse(_)
+        | RequestEvent::Withdraw(_)
+        | RequestEvent::Cancel => true,
     }
 }
 

@@ -38,6 +38,8 @@ words! {
         Bypass = "bypass",
         HeadAdopted = "head-adopted",
         LeaderChanged = "leader-changed",
+        /// A request's row cannot be read; the queue goes on without it.
+        Unreadable = "unreadable",
     }
 }
 

@@ -67,14 +67,15 @@ fn result(f: &Fields<'_>) -> Result<CheckResult, LedgerError> {
 }
 
 impl Ledger {
-    /// Appends evidence of a train; each row with the requests that it speaks for.
+    /// Appends evidence of a train; each row with the requests that it speaks for. It is on disk with the
+    /// intent or the refusal that rests on it.
     pub async fn record_evidence(
         &self,
         train: &TrainId,
         evidence: &[(Vec<RequestId>, Evidence)],
         now_ms: i64,
     ) -> Result<(), LedgerError> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_progress().await?;
         for (requests, evidence) in evidence {
             let id = insert(&mut tx, train, evidence, now_ms).await?;
             let numbered: Vec<(i64, &RequestId)> = (0..).zip(requests).collect();

@@ -233,7 +233,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// The receipt. `landed` names, for every request of the intent, the candidate that published it.
+    /// The receipt. `landed` names, for every request of the intent, the candidate that published it. What
+    /// it says stands in the catalog: when the power cut takes it, the intent is open and is settled again.
     pub async fn settle_landed(
         &self,
         epoch: Epoch,
@@ -241,7 +242,7 @@ impl Ledger {
         now_ms: i64,
         landed: &[(RequestId, SnapshotId)],
     ) -> Result<Vec<RequestRow>, LedgerError> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_progress().await?;
         fence(&mut tx, epoch).await?;
         let LandingRow { intent, .. } = open_landing(&mut tx, intent).await?;
         let landed: BTreeMap<RequestId, SnapshotId> = landed.iter().copied().collect();

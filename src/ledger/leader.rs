@@ -60,7 +60,7 @@ impl Ledger {
 
     /// Heartbeat. A lease that has run out is renewed as long as nobody took it.
     pub async fn renew(&self, epoch: Epoch, now_ms: i64) -> Result<(), LedgerError> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_progress().await?;
         fence(&mut tx, epoch).await?;
         sqlx::query("UPDATE committer SET heartbeat_ms = $1 WHERE id = 1 AND heartbeat_ms < $1")
             .bind(now_ms)

@@ -9,6 +9,12 @@
 //! of one process queue for a single connection, so the file lock is contended between processes only.
 //! No connection is taken while one is held: a function takes one and hands it down.
 //!
+//! A commit that somebody may have been told of waits for the disk. One that only says how far a train has
+//! got does not: after a power cut it is found again from what the catalog shows, as after a crash. Nothing
+//! is reordered by this: the log is one file, so the next commit that waits takes all before it along, and
+//! an intent or a train's row is on disk before the catalog is called (promise 4, rule L2). What a killed
+//! process had committed is never lost either way.
+//!
 //! Absent on purpose: decisions (the kernel computes every state), catalog calls, clocks (times are
 //! arguments; queue id and creation time of a new file are the exception), and any way to move a request
 //! past an open intent other than settling it.
@@ -47,7 +53,7 @@ pub use heads::{Adoption, ForeignKind, ForeignRow, TargetHead};
 pub use landing::{Intent, IntentCar, LandingRow, LandingState};
 pub use leader::LeaderRow;
 pub use open::{MIGRATE_COMMAND, MigrationReport};
-pub use requests::{Enqueued, NewRequest, RequestFilter};
+pub use requests::{Enqueued, NewRequest, RequestFilter, Unreadable, Waiting};
 pub use rows::{AttemptRow, RequestRow};
 pub use structure::{
     AcceptedStructure, Decided, Decision, NewReview, ReviewFilter, ReviewRow, ReviewState, ReviewWord,
@@ -83,11 +89,24 @@ impl Ledger {
         self.writer.close().await;
     }
 
-    /// A transaction that may write: it holds the file's write lock from its first statement on.
+    /// A transaction that may write: it holds the file's write lock from its first statement on. Its commit
+    /// waits until it is on disk.
     async fn begin(&self) -> Result<Transaction<'static, Sqlite>, LedgerError> {
+        self.begin_with("PRAGMA synchronous = FULL; BEGIN IMMEDIATE").await
+    }
+
+    /// As [`Self::begin`], for what a restart finds out again: its commit does not wait for the disk.
+    async fn begin_progress(&self) -> Result<Transaction<'static, Sqlite>, LedgerError> {
+        self.begin_with("PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE").await
+    }
+
+    async fn begin_with(
+        &self,
+        statements: &'static str,
+    ) -> Result<Transaction<'static, Sqlite>, LedgerError> {
         let mut tries = BusyTries::default();
         loop {
-            match self.writer.begin_with("BEGIN IMMEDIATE").await {
+            match self.writer.begin_with(statements).await {
                 Ok(tx) => return Ok(tx),
                 Err(error) => tries.pause_or_fail(error).await?,
             }

@@ -150,7 +150,7 @@ async fn open(path: &Path) -> Result<Ledger, LedgerError> {
 }
 
 /// FULL: an intent must be on disk before the catalog is called (promise 4); NORMAL may lose the last
-/// transactions with the power.
+/// transactions with the power. A writing transaction chooses for itself.
 pub(super) fn options(path: &Path) -> SqliteConnectOptions {
     SqliteConnectOptions::new()
         .filename(path)

@@ -5,7 +5,7 @@ use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::{RequestEvent, RequestState};
 use mergeberg_kernel::structure::StructureId;
 use sqlx::QueryBuilder;
-use sqlx::sqlite::{Sqlite, SqliteConnection};
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
 
 use super::apply::{Step, take};
 use super::decode::Fields;
@@ -43,6 +43,21 @@ pub enum Enqueued {
     Existing(RequestRow),
     /// The idempotency key belongs to this other request.
     KeyConflict(RequestRow),
+}
+
+/// What waits on a target.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Waiting {
+    pub rows: Vec<RequestRow>,
+    pub unreadable: Vec<Unreadable>,
+}
+
+/// A row that no release wrote; it needs a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    pub request: RequestId,
+    /// Names table, row and column.
+    pub error: String,
 }
 
 /// All conditions hold at once; an empty filter matches every request.
@@ -148,16 +163,14 @@ impl Ledger {
         rows.iter().rev().map(RequestRow::decode).collect()
     }
 
-    /// What admission may take, in arrival order: queued, held and in review, at most 5,000.
-    pub async fn waiting(
-        &self,
-        table_uuid: &TableUuid,
-        target: &RefName,
-    ) -> Result<Vec<RequestRow>, LedgerError> {
+    /// What admission may take, in arrival order: queued, held and in review, at most 5,000. A row that cannot
+    /// be read does not stop the others (case O36): it is given apart.
+    pub async fn waiting(&self, table_uuid: &TableUuid, target: &RefName) -> Result<Waiting, LedgerError> {
+        // Told by the states that are past admission, so that a word which no release wrote comes to light.
         let rows = sqlx::query(
             "SELECT * FROM merge_request
              WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
-               AND state IN ('queued', 'held', 'in-review')
+               AND state NOT IN ('planning', 'staged', 'checking', 'landing', 'unknown')
              ORDER BY id LIMIT $3",
         )
         .bind(table_uuid.as_str())
@@ -165,10 +178,38 @@ impl Ledger {
         .bind(MAX_WAITING)
         .fetch_all(&self.readers)
         .await?;
-        rows.iter().map(RequestRow::decode).collect()
+        readable(&rows)
     }
 
-    /// Every request of a target that has not ended, in arrival order: the waiting ones and those in a train.
+    /// Writes down that rows cannot be read, each once: in the outbox for people, and in the log.
+    pub async fn tell_unreadable(&self, rows: &[Unreadable], now_ms: i64) -> Result<(), LedgerError> {
+        let mut tx = self.begin().await?;
+        for Unreadable { request, error } in rows {
+            let told: Option<i64> =
+                sqlx::query_scalar("SELECT id FROM event WHERE kind = $1 AND request = $2 LIMIT 1")
+                    .bind(EventKind::Unreadable.word())
+                    .bind(request.0)
+                    .fetch_optional(&mut *tx)
+                    .await?;
+            if told.is_some() {
+                continue;
+            }
+            tracing::error!(request = %request, "left out of the queue: {error}");
+            let event = NewEvent {
+                kind: EventKind::Unreadable,
+                request: Some(*request),
+                table: None,
+                text: format!("request {request} is left out of the queue: {error}"),
+                data: None,
+            };
+            append(&mut tx, &[event], now_ms).await?;
+        }
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Every request of a target that has not ended, in arrival order: the waiting ones and those in a train,
+    /// without rows that cannot be read ([`Ledger::waiting`] tells them).
     pub async fn unfinished(
         &self,
         table_uuid: &TableUuid,
@@ -183,7 +224,7 @@ impl Ledger {
         .bind(target.as_str())
         .fetch_all(&self.readers)
         .await?;
-        rows.iter().map(RequestRow::decode).collect()
+        Ok(readable(&rows)?.rows)
     }
 
     /// Where something has not ended: the lanes that a tick drives. A renamed or replaced table has a lane
@@ -198,7 +239,13 @@ impl Ledger {
         let mut tables = Vec::with_capacity(rows.len());
         for row in &rows {
             let f = Fields::new("merge_request", "table_name", row);
-            tables.push((f.table_name()?, f.table_uuid()?, f.target()?));
+            match (f.table_name(), f.table_uuid(), f.target()) {
+                (Ok(table), Ok(uuid), Ok(target)) => tables.push((table, uuid, target)),
+                // The other lanes go on (case O36).
+                (Err(error), _, _) | (_, Err(error), _) | (_, _, Err(error)) => {
+                    tracing::error!("a lane of the queue is left out: {error}");
+                }
+            }
         }
         Ok(tables)
     }
@@ -229,10 +276,12 @@ impl Ledger {
         Ok(names.into_iter().map(RefName).collect())
     }
 
-    /// Targets of a table that open requests name: no target is ever dropped (rule R6).
-    pub async fn open_targets(&self, table_uuid: &TableUuid) -> Result<Vec<RefName>, LedgerError> {
+    /// Targets of a table, those that nothing open names at the moment included: no target is ever dropped
+    /// (rule R6).
+    pub async fn targets(&self, table_uuid: &TableUuid) -> Result<Vec<RefName>, LedgerError> {
         let names: Vec<String> = sqlx::query_scalar(
-            "SELECT DISTINCT target FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL",
+            "SELECT target FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL
+             UNION SELECT target FROM target_head WHERE table_uuid = $1",
         )
         .bind(table_uuid.as_str())
         .fetch_all(&self.readers)
@@ -290,6 +339,7 @@ impl Ledger {
         Ok(())
     }
 
+    /// Every state that a request was in, oldest first.
     pub async fn attempts(&self, id: RequestId) -> Result<Vec<AttemptRow>, LedgerError> {
         let sql = "SELECT * FROM merge_attempt WHERE request = $1 ORDER BY id";
         let rows = sqlx::query(sql).bind(id.0).fetch_all(&self.readers).await?;
@@ -311,6 +361,22 @@ impl Ledger {
         tx.commit().await?;
         Ok(row)
     }
+}
+
+/// Separates the rows that can be read from those that cannot. Any other error is nobody's row.
+fn readable(rows: &[SqliteRow]) -> Result<Waiting, LedgerError> {
+    let mut waiting = Waiting::default();
+    for row in rows {
+        match RequestRow::decode(row) {
+            Ok(row) => waiting.rows.push(row),
+            Err(error @ LedgerError::Row { .. }) => {
+                let request = RequestId(Fields::new("merge_request", "id", row).int("id")?);
+                waiting.unreadable.push(Unreadable { request, error: error.to_string() });
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(waiting)
 }
 
 async fn insert(
@@ -456,7 +522,7 @@ mod tests {
             ledger.requests(&RequestFilter { states: vec!["done".into()], ..Default::default() }).await;
         assert!(matches!(unknown, Err(LedgerError::NoSuchState(word)) if word == "done"));
 
-        let waiting = ledger.waiting(&dev.table_uuid, &RefName::main()).await.unwrap();
+        let waiting = ledger.waiting(&dev.table_uuid, &RefName::main()).await.unwrap().rows;
         assert_eq!(waiting.iter().map(|row| row.id).collect::<Vec<_>>(), [b]);
         let lanes = ledger.open_tables().await.unwrap();
         assert_eq!(lanes.iter().map(|lane| lane.2.as_str()).collect::<Vec<_>>(), ["dev", "main"]);

@@ -96,7 +96,7 @@ impl Ledger {
         train: &TrainId,
         to: TrainStatus,
     ) -> Result<(), LedgerError> {
-        let mut tx = self.begin().await?;
+        let mut tx = self.begin_progress().await?;
         fence(&mut tx, epoch).await?;
         let from = train_row(&mut tx, train).await?.status;
         let allowed = match (from, to) {

@@ -17,7 +17,6 @@ use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::prelude::{DataFrame, SessionContext};
 use futures::StreamExt;
 use mergeberg_kernel::ids::SchemaId;
-use mergeberg_kernel::lineage::SnapshotFact;
 use mergeberg_kernel::partition::Partition;
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::record::PinnedInput;
@@ -27,7 +26,7 @@ use super::{ReplayError, TARGET_ALIAS, reads_table};
 use crate::table::catalog::{Catalog, CatalogError};
 use crate::table::data_files::{DataFileWriter, NewDataFile};
 use crate::table::loaded::LoadedTable;
-use crate::table::manifests::{FileScope, LiveFile, ManifestStore};
+use crate::table::manifests::{FileScope, LiveFile, LiveFiles, ManifestStore};
 use crate::table::scan::{RowReader, ScanCounters, ScanFile};
 use crate::validate::{CheckError, Engine, FilesTable};
 
@@ -41,8 +40,8 @@ const MATCHES: &str = "mergeberg_matches";
 /// What a replay runs on.
 pub struct ReplayInput<'a> {
     pub table: Arc<LoadedTable>,
-    /// The car's parent as far as it can matter; `None`: the target is empty.
-    pub head: Option<&'a SnapshotFact>,
+    /// What is live at the car's parent, as far as it can matter.
+    pub live: &'a LiveFiles,
     pub filter: &'a str,
     pub query: &'a str,
     pub inputs: &'a BTreeMap<String, PinnedInput>,
@@ -72,7 +71,7 @@ pub async fn overwrite_where(
     let filter = read_filter(input.filter, schema)
         .map_err(|text| ReplayError::request(ReasonCode::RecordInvalid, text))?;
 
-    let all = live_files(store, &input.table, input.head).await?;
+    let all = without_deletes(input.live.clone())?;
     let affected: Vec<LiveFile> =
         all.iter().filter(|f| filter.may_match(&f.fact.partition)).cloned().collect();
     let session = engine.session();
@@ -285,20 +284,15 @@ fn inside_filter(
     Ok(batch.project(&keep)?)
 }
 
-async fn live_files(
-    store: &ManifestStore,
-    table: &LoadedTable,
-    head: Option<&SnapshotFact>,
-) -> Result<Vec<LiveFile>, ReplayError> {
-    let Some(head) = head else { return Ok(Vec::new()) };
-    let live = store.live_files(table, head, &FileScope::Table).await?;
-    if let Some(delete) = live.deletes.first() {
-        return Err(ReplayError::request(
+/// A row that a delete file takes away must not come back by being written again.
+fn without_deletes(live: LiveFiles) -> Result<Vec<LiveFile>, ReplayError> {
+    match live.deletes.first() {
+        Some(delete) => Err(ReplayError::request(
             ReasonCode::DeleteFilesUnsupported,
-            format!("the target has row-level delete files, such as {}", delete.fact.path),
-        ));
+            format!("the table has row-level delete files, such as {}", delete.fact.path),
+        )),
+        None => Ok(live.data),
     }
-    Ok(live.data)
 }
 
 async fn pinned_input(
@@ -321,8 +315,8 @@ async fn pinned_input(
             pin.snapshot_id, pin.table
         )));
     };
-    let live = live_files(store, &table, Some(snapshot)).await?;
-    Ok((Arc::clone(&table), live))
+    let live = store.live_files(&table, snapshot, &FileScope::Table).await?;
+    Ok((Arc::clone(&table), without_deletes(live)?))
 }
 
 /// A pinned snapshot is read with its own schema.

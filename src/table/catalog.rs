@@ -8,6 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::ids::{RefName, TableName};
+use mergeberg_kernel::reason::ReasonCode;
 use serde::Serialize;
 
 use super::loaded::LoadedTable;
@@ -39,6 +40,19 @@ pub enum CatalogError {
     Unavailable(String),
     #[error("the catalog refused the commit: {0}")]
     Refused(String),
+}
+
+impl CatalogError {
+    pub fn reason(&self) -> ReasonCode {
+        match self {
+            Self::NotFound(_) => ReasonCode::TableNotFound,
+            Self::Unreadable { .. } => ReasonCode::TableUnreadable,
+            Self::Unsupported { .. } => ReasonCode::FormatUnsupported,
+            Self::ReadOnly(_) => ReasonCode::WarehouseReadOnly,
+            Self::Unavailable(_) => ReasonCode::CatalogUnavailable,
+            Self::Refused(_) => ReasonCode::CatalogRefused,
+        }
+    }
 }
 
 /// What became of a commit.

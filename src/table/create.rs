@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::catalog::{Catalog, CatalogError};
 use super::document::Document;
+use super::error::plain;
 use super::loaded::LoadedTable;
 use super::metadata_file::{self, Codec, MetadataFileError};
 use super::sql_catalog::{SqlCatalog, file_error, off_runtime};
@@ -90,7 +91,8 @@ impl SqlCatalog {
         name: &TableName,
         definition: &TableDefinition,
     ) -> Result<Arc<LoadedTable>, CatalogError> {
-        let invalid = |e: iceberg::Error| CatalogError::Refused(format!("{name} cannot be created: {e}"));
+        let invalid =
+            |e: iceberg::Error| CatalogError::Refused(format!("{name} cannot be created: {}", plain(&e)));
         let schema = definition.schema().map_err(invalid)?;
         let spec = definition.spec(&schema).map_err(invalid)?;
         self.create_table(name, schema, spec, definition.properties.clone()).await
@@ -125,7 +127,7 @@ impl SqlCatalog {
 
         let (table, file_io) = (name.clone(), self.file_io.clone());
         let created = off_runtime(move || -> Result<LoadedTable, CatalogError> {
-            let failed = |error: MetadataFileError| file_error(&table, error);
+            let failed = |error: MetadataFileError| file_error(&table, &location, error);
             let unnamed = LoadedTable::parse(&table, &location, &json, file_io)?;
             let properties = &unnamed.facts.properties;
             let at = metadata_file::location(&location, properties, 0, Uuid::new_v4()).map_err(failed)?;
@@ -186,7 +188,7 @@ fn taken(name: &TableName) -> CatalogError {
 fn metadata_json(creation: TableCreation, now_ms: i64) -> Result<Vec<u8>, String> {
     let built = TableMetadataBuilder::from_table_creation(creation)
         .and_then(TableMetadataBuilder::build)
-        .map_err(|e| e.to_string())?;
+        .map_err(|e| plain(&e))?;
     let json = serde_json::to_vec(&built.metadata).map_err(|e| e.to_string())?;
     let mut document = Document::parse(&json).map_err(|e| e.to_string())?;
     document.set("last-updated-ms", now_ms.to_string());

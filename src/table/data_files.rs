@@ -171,7 +171,7 @@ impl Sink {
         } else {
             let splitter =
                 RecordBatchPartitionSplitter::try_new_with_computed_values(schema.clone(), spec.clone())
-                    .map_err(|e| TableError::Unsupported(e.to_string()))?;
+                    .map_err(|e| TableError::Unsupported(super::error::plain(&e)))?;
             Some(splitter)
         };
         let facts = &table.facts;
@@ -212,7 +212,7 @@ impl Sink {
         }
         let rows = self.shape.conform(batch)?;
         let parts = match &self.splitter {
-            Some(splitter) => splitter.split(&rows).map_err(|e| TableError::Rows(e.to_string()))?,
+            Some(splitter) => splitter.split(&rows).map_err(|e| TableError::Rows(super::error::plain(&e)))?,
             None => {
                 let nulls = Struct::from_iter(self.types.fields().iter().map(|_| None));
                 let key = PartitionKey::new(self.spec.as_ref().clone(), self.schema.clone(), nulls);
@@ -229,7 +229,7 @@ impl Sink {
     }
 
     async fn write_part(&mut self, key: PartitionKey, rows: RecordBatch) -> Result<(), TableError> {
-        let failed = |e: iceberg::Error| TableError::io(&self.locations.folder, e);
+        let failed = |e: iceberg::Error| TableError::of_write(&self.locations.folder, e);
         let file = match self.open.entry(key.data().clone()) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => {
@@ -248,7 +248,8 @@ impl Sink {
     async fn close_fullest(&mut self) -> Result<(), TableError> {
         let fullest = self.open.iter().max_by_key(|(_, file)| file.taken_bytes).map(|(key, _)| key.clone());
         if let Some(mut file) = fullest.and_then(|key| self.open.remove(&key)) {
-            let files = file.writer.close().await.map_err(|e| TableError::io(&self.locations.folder, e))?;
+            let files =
+                file.writer.close().await.map_err(|e| TableError::of_write(&self.locations.folder, e))?;
             self.closed.extend(files);
         }
         Ok(())

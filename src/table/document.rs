@@ -14,6 +14,7 @@ mod raw;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use mergeberg_kernel::ids::{RefName, SnapshotId};
@@ -30,6 +31,7 @@ pub const SUPPORTED_FORMAT_VERSION: u64 = 2;
 /// `current-snapshot-id` of a table without one, as Java writes it in v2.
 pub(super) const NO_SNAPSHOT: i64 = -1;
 
+const REFS: &str = "refs";
 const SNAPSHOTS: &str = "snapshots";
 const SNAPSHOT_LOG: &str = "snapshot-log";
 
@@ -125,6 +127,29 @@ impl Document {
             }
         }
         Ok(document)
+    }
+
+    /// A smaller document for a reader that checks a commit: every member as it is, but only these
+    /// snapshots, these refs, and the end of the snapshot log with the entry before it.
+    pub(super) fn excerpt(
+        &self,
+        snapshots: &BTreeSet<SnapshotId>,
+        refs: &[&RefName],
+    ) -> Result<Vec<u8>, DocumentError> {
+        let kept = self.snapshots.iter().filter(|element| snapshots.contains(&element.snapshot)).cloned();
+        let log = &self.snapshot_log;
+        let mut excerpt = Self {
+            members: self.members.clone(),
+            snapshots: Arc::new(kept.collect()),
+            snapshot_log: Arc::new(log[log.len().saturating_sub(2)..].to_vec()),
+        };
+        if let Some(raw) = self.raw(REFS) {
+            let all = RawObject::parse(raw)
+                .map_err(|e| DocumentError::Field { key: REFS.to_owned(), message: e.to_string() })?;
+            let names: BTreeSet<&str> = refs.iter().map(|name| name.as_str()).collect();
+            excerpt.set(REFS, all.only(|name| names.contains(name)).to_text());
+        }
+        Ok(excerpt.to_bytes())
     }
 
     /// The document as JSON, compact between members.

@@ -20,6 +20,9 @@ pub enum TableError {
     /// The storage failed; nobody's fault, tried again.
     #[error("the storage failed on {path}: {message}; it is tried again")]
     Io { path: String, message: String },
+    /// The storage lets nobody write here; nobody's fault, and no time cures it.
+    #[error("{path} cannot be written: {message}; give the worker write access to the table's location")]
+    ReadOnly { path: String, message: String },
     /// A file to remove is not live in the snapshot built upon.
     #[error(
         "snapshot {snapshot} cannot be written: {path}{} not live on its parent; plan the change again on \
@@ -57,6 +60,7 @@ impl TableError {
             Self::Corrupt { .. } => ReasonCode::TableUnreadable,
             Self::Unsupported(_) => ReasonCode::FormatUnsupported,
             Self::Io { .. } | Self::Internal(_) => ReasonCode::CatalogUnavailable,
+            Self::ReadOnly { .. } => ReasonCode::WarehouseReadOnly,
             Self::NotLive { .. } | Self::PathTaken { .. } | Self::InvalidChange { .. } => {
                 ReasonCode::Conflict
             }
@@ -77,16 +81,18 @@ impl TableError {
             | Self::InvalidChange { .. }
             | Self::Rows(_)
             | Self::Producer(_) => true,
-            Self::Io { .. } | Self::StillReferenced { .. } | Self::Internal(_) => false,
+            Self::Io { .. } | Self::ReadOnly { .. } | Self::StillReferenced { .. } | Self::Internal(_) => {
+                false
+            }
         }
     }
 
-    pub(super) fn corrupt(path: &str, message: impl ToString) -> Self {
-        Self::Corrupt { path: path.to_owned(), message: message.to_string() }
+    pub(super) fn corrupt(path: &str, message: impl std::fmt::Display) -> Self {
+        Self::Corrupt { path: path.to_owned(), message: plain(&message) }
     }
 
-    pub(super) fn io(path: &str, message: impl ToString) -> Self {
-        Self::Io { path: path.to_owned(), message: message.to_string() }
+    pub(super) fn io(path: &str, message: impl std::fmt::Display) -> Self {
+        Self::Io { path: path.to_owned(), message: plain(&message) }
     }
 
     /// What the failure of reading `path` means: storage layers do not tell "not found" from the rest,
@@ -95,6 +101,17 @@ impl TableError {
         match file_io.exists(path).await {
             Ok(false) => Self::Missing { path: path.to_owned() },
             Ok(true) | Err(_) => Self::io(path, error),
+        }
+    }
+
+    /// What the failure of writing below `path` means: storage layers do not tell "read-only" from the
+    /// rest, so it is tried once more with a file of our own.
+    pub(super) fn of_write(path: &str, error: iceberg::Error) -> Self {
+        match super::metadata_file::probe_writable(path) {
+            Err(super::metadata_file::MetadataFileError::ReadOnly(source)) => {
+                Self::ReadOnly { path: path.to_owned(), message: source.to_string() }
+            }
+            Ok(()) | Err(_) => Self::io(path, error),
         }
     }
 
@@ -109,7 +126,29 @@ impl TableError {
     }
 }
 
+/// A library's error in words for people: without the kinds and contexts that stand before its messages.
+pub(super) fn plain(error: &dyn std::fmt::Display) -> String {
+    let text = error.to_string();
+    let message = |part: &str| part.split_once(" => ").map_or(part, |(_, message)| message).to_owned();
+    text.split(", source: ").map(message).collect::<Vec<_>>().join(": ")
+}
+
 /// Subject and verb after the first of several paths.
 fn and_more(more: usize) -> String {
     if more == 0 { " is".to_owned() } else { format!(" and {more} more are") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_librarys_error_is_told_without_its_kinds() {
+        let inner = iceberg::Error::new(iceberg::ErrorKind::Unexpected, "wrong magic in header");
+        let error = iceberg::Error::new(iceberg::ErrorKind::DataInvalid, "no avro")
+            .with_context("file", "a.avro")
+            .with_source(inner);
+        assert_eq!(plain(&error), "no avro: wrong magic in header");
+        assert_eq!(plain(&"plain words"), "plain words");
+    }
 }

@@ -72,7 +72,7 @@ fn written_with(
     let applied = base.document.apply(&base.facts, &base.metadata_location, &[], now_ms).map_err(refused)?;
     let document = promoted(applied.document, &base.facts, column, new_type)
         .map_err(|message| CatalogError::Refused(format!("{table}: {message}")))?;
-    let failed = |error| file_error(table, error);
+    let failed = |error| file_error(table, &base.facts.location, error);
     let location =
         metadata_file::next_location(&base.metadata_location, &applied.facts, unique).map_err(failed)?;
     let json = document.to_bytes();

@@ -1,17 +1,21 @@
 //! A table as loaded: the facts that decisions read, the crate's model that readers and writers need,
 //! and the metadata document that commits edit.
 //!
+//! Two readers must agree before anything is decided or committed. A file that others may have written is
+//! read whole by both. After a commit of our own the crate reads an excerpt of the new document: everything
+//! but the snapshots, log entries and refs that the commit left alone, whose very bytes it has read before.
+//! So a commit on a table of thousands of snapshots costs what it changes.
+//!
 //! What cannot be kept safe is refused here, before anything else looks at it: other format versions and
 //! encrypted tables (rule L7).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use iceberg::io::FileIO;
 use iceberg::spec::{TableMetadata, TableMetadataRef};
-use iceberg::table::Table;
-use iceberg::{NamespaceIdent, Runtime, TableIdent};
-use mergeberg_kernel::facts::TableFacts;
-use mergeberg_kernel::ids::{RefName, TableName};
+use mergeberg_kernel::facts::{RefFact, TableFacts};
+use mergeberg_kernel::ids::{RefName, SnapshotId, TableName};
 
 use super::catalog::CatalogError;
 use super::document::{Applied, Document, DocumentError};
@@ -28,7 +32,8 @@ const ENCRYPTION_KEYS: &str = "encryption-keys";
 pub struct LoadedTable {
     pub facts: TableFacts,
     pub metadata_location: String,
-    /// The crate's model: schemas, specs, snapshots. Its refs are not readable; use `facts.refs`.
+    /// The crate's model: schemas, specs, properties. Snapshots and refs are those of `facts`: the model of
+    /// a table that we committed to holds only some of them.
     pub metadata: TableMetadataRef,
     pub document: Arc<Document>,
     pub file_io: FileIO,
@@ -68,16 +73,15 @@ impl LoadedTable {
         })
     }
 
-    /// The table after a commit, before it is written: `json` are the bytes that will stand at
-    /// `metadata_location`. The crate must read them as what the commit meant, or nothing is written.
+    /// The table after a commit on this one, before it is written. The crate must read the new document as
+    /// what the commit meant, or nothing is written.
     pub(super) fn after_commit(
+        &self,
         applied: Applied,
         metadata_location: String,
-        json: &[u8],
-        file_io: FileIO,
     ) -> Result<Self, CatalogError> {
         let Applied { document, facts } = applied;
-        let metadata = model_of(json, &facts).map_err(|message| {
+        let metadata = model_of_change(&self.facts, &document, &facts).map_err(|message| {
             CatalogError::Refused(format!(
                 "the metadata of {} would not be readable after this commit, so nothing was written: {message}",
                 facts.name
@@ -88,32 +92,75 @@ impl LoadedTable {
             metadata_location,
             metadata: Arc::new(metadata),
             document: Arc::new(document),
-            file_io,
+            file_io: self.file_io.clone(),
         })
-    }
-
-    /// The crate's table over this metadata, for its scans and writers. Needs a Tokio runtime.
-    pub fn iceberg_table(&self) -> Result<Table, CatalogError> {
-        let TableName { namespace, name } = &self.facts.name;
-        let build = || -> iceberg::Result<Table> {
-            let identifier = TableIdent::new(NamespaceIdent::from_vec(namespace.clone())?, name.clone());
-            Table::builder()
-                .file_io(self.file_io.clone())
-                .identifier(identifier)
-                .metadata_location(self.metadata_location.as_str())
-                .metadata(self.metadata.clone())
-                .runtime(Runtime::try_current()?)
-                .build()
-        };
-        build().map_err(|e| unreadable(&self.facts.name, &self.metadata_location, e.to_string()))
     }
 }
 
-/// The crate's model of `json`, checked against our own facts of it: two readers must agree before
-/// anything is decided or committed.
+/// The crate's model of `json`, checked against our own facts of it.
 fn model_of(json: &[u8], facts: &TableFacts) -> Result<TableMetadata, String> {
     let model: TableMetadata = serde_json::from_slice(json).map_err(|e| e.to_string())?;
-    let differs = |what: &str| Err(format!("two readings of it differ in {what}"));
+    agree_on_head(&model, facts)?;
+    if model.snapshots().len() != facts.snapshots.len() {
+        return differs("snapshots");
+    }
+    if model.history().len() != facts.snapshot_log.len() {
+        return differs("snapshot-log");
+    }
+    agree_on_refs(&model, facts.refs.values())?;
+    Ok(model)
+}
+
+/// The crate's model of what a commit changed in a document, checked against the facts after it.
+fn model_of_change(
+    before: &TableFacts,
+    document: &Document,
+    facts: &TableFacts,
+) -> Result<TableMetadata, String> {
+    if document.snapshots().len() != facts.snapshots.len() {
+        return differs("snapshots");
+    }
+    if document.snapshot_log().len() != facts.snapshot_log.len() {
+        return differs("snapshot-log");
+    }
+    if let Some(lost) = facts.refs.values().find(|r| !facts.snapshots.contains(r.snapshot_id)) {
+        return Err(not_in_the_file(lost));
+    }
+    // `main` always: the crate compares it with the current snapshot.
+    let changed: Vec<&RefFact> = facts
+        .refs
+        .values()
+        .filter(|r| r.name == RefName::main() || before.refs.get(&r.name) != Some(r))
+        .collect();
+    let mut wanted: BTreeSet<SnapshotId> = changed.iter().map(|r| r.snapshot_id).collect();
+    let added = document.snapshots().iter().map(|e| e.snapshot).filter(|id| !before.snapshots.contains(*id));
+    wanted.extend(added);
+    let names: Vec<&RefName> = changed.iter().map(|r| &r.name).collect();
+    let excerpt = document.excerpt(&wanted, &names).map_err(|e| e.to_string())?;
+
+    let model: TableMetadata = serde_json::from_slice(&excerpt).map_err(|e| e.to_string())?;
+    agree_on_head(&model, facts)?;
+    if model.snapshots().len() != wanted.len() {
+        return differs("snapshots");
+    }
+    for snapshot in model.snapshots() {
+        let ours = facts.snapshots.get(SnapshotId(snapshot.snapshot_id()));
+        let same = ours.is_some_and(|ours| {
+            ours.parent.map(|id| id.0) == snapshot.parent_snapshot_id()
+                && ours.sequence_number == snapshot.sequence_number()
+                && ours.timestamp_ms == snapshot.timestamp_ms()
+                && ours.manifest_list == snapshot.manifest_list()
+                && ours.schema_id.map(|id| id.0) == snapshot.schema_id()
+        });
+        if !same {
+            return differs("snapshots");
+        }
+    }
+    agree_on_refs(&model, changed.into_iter())?;
+    Ok(model)
+}
+
+fn agree_on_head(model: &TableMetadata, facts: &TableFacts) -> Result<(), String> {
     if model.uuid().to_string() != facts.uuid.0.to_ascii_lowercase() {
         return differs("table-uuid");
     }
@@ -126,22 +173,25 @@ fn model_of(json: &[u8], facts: &TableFacts) -> Result<TableMetadata, String> {
     if model.current_snapshot_id() != facts.head(&RefName::main()).map(|head| head.0) {
         return differs("current-snapshot-id");
     }
-    if model.snapshots().len() != facts.snapshots.len() {
-        return differs("snapshots");
-    }
-    if model.history().len() != facts.snapshot_log.len() {
-        return differs("snapshot-log");
-    }
-    for reference in facts.refs.values() {
+    Ok(())
+}
+
+fn agree_on_refs<'a>(model: &TableMetadata, refs: impl Iterator<Item = &'a RefFact>) -> Result<(), String> {
+    for reference in refs {
         let head = model.snapshot_for_ref(reference.name.as_str()).map(|s| s.snapshot_id());
         if head != Some(reference.snapshot_id.0) {
-            return Err(format!(
-                "ref '{}' is at snapshot {}, which is not in the file",
-                reference.name, reference.snapshot_id
-            ));
+            return Err(not_in_the_file(reference));
         }
     }
-    Ok(model)
+    Ok(())
+}
+
+fn differs<T>(what: &str) -> Result<T, String> {
+    Err(format!("two readings of it differ in {what}"))
+}
+
+fn not_in_the_file(reference: &RefFact) -> String {
+    format!("ref '{}' is at snapshot {}, which is not in the file", reference.name, reference.snapshot_id)
 }
 
 fn unreadable(table: &TableName, location: &str, message: String) -> CatalogError {
@@ -266,11 +316,48 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn the_crate_table_stands_at_the_same_metadata() {
-        let table = load(&metadata(|_| {})).unwrap().iceberg_table().unwrap();
+    #[test]
+    fn after_a_commit_the_crate_reads_what_changed() {
+        use mergeberg_kernel::commit::{NewSnapshot, Update};
+        use mergeberg_kernel::facts::RefKind;
+        use mergeberg_kernel::ids::SchemaId;
 
-        assert_eq!(table.identifier().to_string(), "ns.t");
-        assert_eq!(table.metadata_location(), Some("file:///w/m.json"));
+        let before = load(&metadata(|m| {
+            m["refs"]["old"] = json!({"snapshot-id": 5, "type": "tag"});
+        }))
+        .unwrap();
+        let snapshot = NewSnapshot {
+            id: SnapshotId(6),
+            parent: Some(SnapshotId(5)),
+            sequence_number: 2,
+            timestamp_ms: 3000,
+            manifest_list: "file:///w/ns/t/metadata/s6.avro".to_owned(),
+            schema_id: SchemaId(0),
+            label: "append".to_owned(),
+            summary: std::collections::BTreeMap::new(),
+        };
+        let branch = RefFact {
+            name: RefName::new("ingest/a"),
+            snapshot_id: SnapshotId(6),
+            kind: RefKind::Branch { min_snapshots_to_keep: None, max_snapshot_age_ms: None },
+            max_ref_age_ms: None,
+        };
+        let updates = [Update::AddSnapshot(snapshot), Update::SetRef(branch)];
+        let apply = || before.document.apply(&before.facts, "file:///w/m.json", &updates, 4000).unwrap();
+
+        let after = before.after_commit(apply(), "file:///w/n.json".to_owned()).unwrap();
+        assert!(after.metadata.snapshot_by_id(6).is_some());
+        // The whole file is what the excerpt promised.
+        let reread = load(&after.document.to_bytes()).unwrap();
+        assert_eq!(reread.facts, after.facts);
+
+        // Facts and document that differ are not written.
+        let mut wrong = apply();
+        wrong.facts.refs.remove(&RefName::new("old"));
+        wrong.facts.last_sequence_number = 3;
+        assert!(before.after_commit(wrong, String::new()).is_err());
+        let mut wrong = apply();
+        wrong.facts.snapshots.remove(SnapshotId(5));
+        assert!(before.after_commit(wrong, String::new()).is_err());
     }
 }

@@ -202,7 +202,7 @@ fn write_blocking(
     plan: ManifestPlan,
 ) -> Result<(ManifestFile, DecodedManifest), TableError> {
     let ManifestPlan { path, snapshot, sequence_number, spec, schema, entries } = plan;
-    let failed = |error: iceberg::Error| TableError::io(&path, error);
+    let failed = |error: iceberg::Error| TableError::of_write(&path, error);
     let output = file_io.new_output(&path).map_err(failed)?;
     let spec_id = spec.spec_id();
     let mut writer =

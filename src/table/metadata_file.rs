@@ -159,6 +159,15 @@ pub fn create(location: &str, bytes: &[u8]) -> Result<(), MetadataFileError> {
     Ok(())
 }
 
+/// Can files be created beside `location`? Makes one of its own there and removes it.
+pub fn probe_writable(location: &str) -> Result<(), MetadataFileError> {
+    let path = local_path(location)?;
+    let existing = path.ancestors().skip(1).find(|folder| folder.is_dir()).unwrap_or(&path);
+    let probe = existing.join(format!(".mergeberg-probe-{}", Uuid::new_v4()));
+    OpenOptions::new().write(true).create_new(true).open(&probe)?;
+    Ok(fs::remove_file(&probe)?)
+}
+
 /// Removes a file that [`create`] made and that no catalog points to.
 pub fn discard(location: &str) -> Result<(), MetadataFileError> {
     Ok(fs::remove_file(local_path(location)?)?)

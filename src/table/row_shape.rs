@@ -26,7 +26,8 @@ pub(super) struct RowShape {
 
 impl RowShape {
     pub(super) fn of(schema: &Schema) -> Result<Self, TableError> {
-        let target = schema_to_arrow_schema(schema).map_err(|e| TableError::Unsupported(e.to_string()))?;
+        let target =
+            schema_to_arrow_schema(schema).map_err(|e| TableError::Unsupported(super::error::plain(&e)))?;
         Ok(Self { target: Arc::new(target) })
     }
 

@@ -21,7 +21,7 @@ use mergeberg_kernel::change::FileFact;
 use mergeberg_kernel::commit::NewSnapshot;
 use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{SchemaId, SnapshotId, SpecId};
-use mergeberg_kernel::lineage::SnapshotFact;
+use mergeberg_kernel::lineage::{SnapshotFact, SnapshotGraph};
 use tokio::runtime::Handle;
 
 use super::cleanup::WrittenFiles;
@@ -102,6 +102,8 @@ struct Head {
 /// A running head of a chain of candidates that are not committed.
 pub struct SnapshotWriter {
     maker: ManifestMaker,
+    /// Snapshots of the table, whose ids are taken.
+    existing: SnapshotGraph,
     head: Head,
     /// Paths that may not be added (rule D6).
     taken: HashSet<Arc<str>>,
@@ -176,6 +178,7 @@ impl SnapshotWriter {
         };
         Ok(Self {
             first_sequence_number: head.sequence_number + 1,
+            existing: facts.snapshots.clone(),
             maker: ManifestMaker::new(store.clone(), access, metadata_path(facts), MergeSettings::of(facts)),
             head,
             taken: HashSet::new(),
@@ -261,7 +264,7 @@ impl SnapshotWriter {
         let mut cars: Vec<Car> = Vec::with_capacity(changes.len());
         let (mut last_sequence, mut last_ms) = (self.head.sequence_number, self.head.timestamp_ms);
         for change in changes {
-            let known = self.maker.access.metadata.snapshot_by_id(change.id.0).is_some()
+            let known = self.existing.contains(change.id)
                 || self.snapshots.contains(&change.id)
                 || cars.iter().any(|car| car.change.id == change.id);
             check(&change, known)?;
@@ -383,7 +386,7 @@ async fn write_list(store: &ManifestStore, access: &TableAccess, list: ListPlan)
             writer.add_manifests(manifests.iter().map(|manifest| manifest.as_ref().clone()))?;
             writer.close().await
         };
-        handle.block_on(write).map(|()| manifests).map_err(|e: iceberg::Error| TableError::io(&path, e))
+        handle.block_on(write).map(|()| manifests).map_err(|e: iceberg::Error| TableError::of_write(&path, e))
     })
     .await
     .map_err(|e| TableError::of_join(&path, e))??;

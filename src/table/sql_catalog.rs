@@ -240,27 +240,27 @@ fn prepare(
         }
         Err(error) => return Err(CommitOutcome::Refused(CatalogError::Refused(error.to_string()))),
     };
-    let file_failed = |error: MetadataFileError| CommitOutcome::Refused(file_error(&base.facts.name, error));
-    let location =
-        metadata_file::next_location(&base.metadata_location, &applied.facts, unique).map_err(file_failed)?;
+    let table = &base.facts.name;
+    let failed_at = |at: &str, error| CommitOutcome::Refused(file_error(table, at, error));
+    let location = metadata_file::next_location(&base.metadata_location, &applied.facts, unique)
+        .map_err(|e| failed_at(&applied.facts.location, e))?;
+    let file_failed = |error: MetadataFileError| failed_at(&location, error);
     let codec = Codec::of(&applied.facts.properties).map_err(file_failed)?;
-    let json = applied.document.to_bytes();
-    let landed = LoadedTable::after_commit(applied, location, &json, base.file_io.clone())
-        .map_err(CommitOutcome::Refused)?;
-    let bytes = codec.encode(json).map_err(file_failed)?;
-    metadata_file::create(&landed.metadata_location, &bytes).map_err(file_failed)?;
+    let landed = base.after_commit(applied, location.clone()).map_err(CommitOutcome::Refused)?;
+    let bytes = codec.encode(landed.document.to_bytes()).map_err(file_failed)?;
+    metadata_file::create(&location, &bytes).map_err(file_failed)?;
     Ok(landed)
 }
 
 /// Why a metadata file could not be written.
-pub(super) fn file_error(table: &TableName, error: MetadataFileError) -> CatalogError {
+pub(super) fn file_error(table: &TableName, location: &str, error: MetadataFileError) -> CatalogError {
     match error {
-        MetadataFileError::ReadOnly(_) => CatalogError::ReadOnly(format!("metadata of {table}: {error}")),
+        MetadataFileError::ReadOnly(_) => CatalogError::ReadOnly(format!("{location}: {error}")),
         MetadataFileError::NotLocal(_) | MetadataFileError::UnknownCodec(_) | MetadataFileError::TooLarge => {
             CatalogError::Unsupported { table: table.clone(), message: error.to_string() }
         }
         MetadataFileError::Missing | MetadataFileError::Io(_) => {
-            CatalogError::Unavailable(format!("the metadata of {table} could not be written: {error}"))
+            CatalogError::Unavailable(format!("{location} could not be written: {error}"))
         }
     }
 }

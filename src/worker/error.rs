@@ -3,6 +3,7 @@
 use crate::ledger::{LedgerError, LedgerFault};
 use crate::table::catalog::CatalogError;
 use crate::table::error::TableError;
+use mergeberg_kernel::reason::ReasonCode;
 
 /// The one thing that the loop matches on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,20 @@ impl WorkerError {
             },
             Self::Catalog(_) | Self::Table(_) | Self::Bug(_) => Disposition::RetryNextTick,
             Self::Config(_) => Disposition::RetryNextTick,
+        }
+    }
+
+    /// The reason under which a lane's requests wait while this error stands in their way; `None` when it
+    /// says nothing of the table. Nobody's request is refused for it (promise 7).
+    pub fn holds_lane(&self) -> Option<ReasonCode> {
+        match self {
+            Self::Catalog(error) => Some(error.reason()),
+            Self::Table(error) => match error.reason() {
+                // Met outside of any request's own snapshots: a file of the target is missing.
+                ReasonCode::DataFileMissing => Some(ReasonCode::TableUnreadable),
+                code => Some(code),
+            },
+            Self::Ledger(_) | Self::Config(_) | Self::Bug(_) => None,
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use futures::stream::{self, StreamExt};
 use mergeberg_kernel::admission::{RequestFacts, SourceNow, StructureStanding};
 use mergeberg_kernel::change::{ChangeSet, FileFact, RewriteProof};
 use mergeberg_kernel::classify::{Origin, TargetChange, TargetSide};
@@ -28,6 +29,12 @@ use crate::table::manifests::{FileScope, LiveFile};
 
 /// Waiting requests looked at in one tick, as a multiple of the largest batch.
 const WINDOW_BATCHES: usize = 2;
+
+/// Sources read at the same time.
+const PARALLEL_SOURCES: usize = 8;
+
+/// Snapshots of sources read ahead in one tick, at most; further ones are read when they are looked at.
+const MAX_READ_AHEAD: usize = 1_000;
 
 /// A source head is restaged rather than fast-forwarded once it is older than this part of what keeps it
 /// alive (rules R2, R9).
@@ -77,6 +84,7 @@ impl Worker {
         let largest = policy.classes.iter().map(|c| c.batch_size).max().unwrap_or(1);
         let window = largest.max(mergeberg_kernel::policy::DEFAULT_BATCH_SIZE) * WINDOW_BATCHES;
         let rows: Vec<RequestRow> = rows.into_iter().take(window).collect();
+        self.read_ahead(&table, &line, &rows).await;
         let mut requests = Vec::with_capacity(rows.len());
         let mut all_fresh = true;
         for row in &rows {
@@ -143,7 +151,7 @@ impl Worker {
         protected.insert(RefName::main());
         protected.insert(lane.target.clone());
         protected.extend(self.ledger.shared_sources(&lane.uuid).await?);
-        protected.extend(self.ledger.open_targets(&lane.uuid).await?);
+        protected.extend(self.ledger.targets(&lane.uuid).await?);
         let policy_digest = policy.digest();
         Ok(Gathered {
             lane: lane.clone(),
@@ -157,6 +165,27 @@ impl Worker {
             all_fresh,
             table,
         })
+    }
+
+    /// Reads the manifests of every source at once into the cache: one by one, the worker would wait for
+    /// storage most of the time. An error is met again, and told, where the request is looked at.
+    async fn read_ahead(&self, table: &LoadedTable, line: &Line, rows: &[RequestRow]) {
+        let mut wanted: Vec<&SnapshotFact> = Vec::new();
+        for row in rows {
+            let mut next = Some(row.pinned);
+            while let Some(snapshot) =
+                next.filter(|id| !line.contains(*id)).and_then(|id| table.facts.snapshots.get(id))
+                && wanted.len() < MAX_READ_AHEAD
+            {
+                wanted.push(snapshot);
+                next = snapshot.parent;
+            }
+        }
+        stream::iter(wanted)
+            .map(|snapshot| self.store.changes(table, snapshot))
+            .buffer_unordered(PARALLEL_SOURCES)
+            .for_each(|_| std::future::ready(()))
+            .await;
     }
 
     /// Changes of the target after `base`, oldest first. Reads only manifests written since.

@@ -90,6 +90,22 @@ impl Worker {
         }
         Ok(again)
     }
+    /// Gives requests back for something that is nobody's fault: where it is the table's trouble they wait
+    /// under its name, so that their owners see it (promise 7).
+    pub(super) async fn wait_out(
+        &self,
+        epoch: Epoch,
+        requests: impl Iterator<Item = RequestId>,
+        error: &WorkerError,
+    ) -> Result<(), WorkerError> {
+        let event = error.holds_lane().map_or(RequestEvent::Requeue, RequestEvent::Hold);
+        let detail = json!({ "text": error.to_string() });
+        let changes: Vec<Change> = requests
+            .map(|request| Change { detail: Some(detail.clone()), ..Change::new(request, event) })
+            .collect();
+        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        Ok(())
+    }
 }
 
 /// A conflict that reading the table again explains, or not.

@@ -120,7 +120,7 @@ impl Worker {
 }
 
 /// Rule R3: the age of a ref counts from its snapshot's timestamp, so that age is added to its life.
-fn age_of(facts: &TableFacts, id: SnapshotId, now_ms: i64) -> i64 {
+pub(super) fn age_of(facts: &TableFacts, id: SnapshotId, now_ms: i64) -> i64 {
     let written_ms = facts.snapshots.get(id).map_or(now_ms, |snapshot| snapshot.timestamp_ms);
     now_ms.saturating_sub(written_ms).max(0)
 }

@@ -33,8 +33,9 @@ use super::context::{Lane, Worker, temporary_ref};
 use super::error::WorkerError;
 use super::gather::Gathered;
 use super::losses::{Loss, conflict};
+use super::pins::age_of;
 use super::settle::{Finding, read_outcome};
-use super::stage::{Candidates, CarFailure, Staging};
+use super::stage::{Candidates, CarFailure, Staging, VANISHED_ROWS};
 use super::step::{Step, reached};
 use crate::ledger::{Change, Intent, IntentCar, TrainRow, TrainStatus};
 use crate::table::catalog::CommitOutcome;
@@ -69,7 +70,7 @@ impl Progress {
 impl Worker {
     /// Plans one train and carries it through. Everything before is gathered, nothing after is left open.
     pub(super) async fn run_train(&self, epoch: Epoch, gathered: Gathered) -> Result<Progress, WorkerError> {
-        let plan = plan_train(
+        let mut plan = plan_train(
             &gathered.requests,
             &TargetPlan {
                 head: gathered.head,
@@ -79,6 +80,10 @@ impl Worker {
                 fast_forward_allowed: gathered.all_fresh,
             },
         );
+        // Rule R5: of two with one tag name the first rides; when it has landed, the name is taken.
+        let (mut tags, now_ms) = (BTreeSet::new(), self.now_ms());
+        plan.cars
+            .retain(|car| tag_name(&car.class, car.request, now_ms).is_none_or(|name| tags.insert(name)));
         let mut progress =
             Progress { landed: 0, changed: self.record_verdicts(epoch, &gathered, &plan.verdicts).await? };
         if plan.cars.is_empty() {
@@ -96,7 +101,7 @@ impl Worker {
                 return Ok(progress);
             }
             Err(error) => {
-                self.requeue(epoch, plan.cars.iter().map(|c| c.request), &error.to_string()).await?;
+                self.wait_out(epoch, plan.cars.iter().map(|c| c.request), &error).await?;
                 return Err(error);
             }
         };
@@ -331,14 +336,18 @@ impl Worker {
         }
         let mut updates: Vec<Update> =
             candidates.snapshots.iter().cloned().map(Update::AddSnapshot).collect();
+        // Rule R3: age counts from the head's timestamp, and a fast-forwarded head may be old; the whole
+        // train is kept, the snapshots that a fast-forward brings included.
+        let length: usize = candidates.cars.iter().map(|car| car.candidates.len()).sum();
+        let life_ms = TEMPORARY_LIFE_MS.saturating_add(age_of(facts, candidates.tail, self.now_ms()));
         updates.push(Update::SetRef(RefFact {
             name: fence.clone(),
             snapshot_id: candidates.tail,
             kind: RefKind::Branch {
-                min_snapshots_to_keep: i32::try_from(candidates.snapshots.len().max(1)).ok(),
-                max_snapshot_age_ms: Some(TEMPORARY_LIFE_MS),
+                min_snapshots_to_keep: i32::try_from(length.max(1)).ok(),
+                max_snapshot_age_ms: Some(life_ms),
             },
-            max_ref_age_ms: Some(TEMPORARY_LIFE_MS),
+            max_ref_age_ms: Some(life_ms),
         }));
         self.catalog.commit(table, &requirements, updates).await
     }
@@ -394,9 +403,10 @@ impl Worker {
             }
             CommitOutcome::Refused(error) => {
                 self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
-                self.requeue(epoch, requests_of(candidates), &error.to_string()).await?;
+                let error = WorkerError::from(error);
+                self.wait_out(epoch, requests_of(candidates), &error).await?;
                 self.delete_written(&gathered.lane, candidates).await;
-                return Err(error.into());
+                return Err(error);
             }
         };
         self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
@@ -437,7 +447,7 @@ impl Worker {
                 train: Some(train.clone()),
                 classification: None,
                 // Rule D5: rows that the target loses although the branch never saw them are told.
-                detail: (car.vanished_rows > 0).then(|| json!({ "vanished-rows": car.vanished_rows })),
+                detail: (car.vanished_rows > 0).then(|| json!({ VANISHED_ROWS: car.vanished_rows })),
             })
             .collect();
         self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
@@ -544,7 +554,15 @@ impl Worker {
             let (loss, why) = match self.catalog.commit(&table, &requirements, updates).await {
                 CommitOutcome::Landed(_) => {
                     reached(Step::Landed);
-                    return self.receipt(epoch, &gathered.lane, &intent).await;
+                    if let Some(progress) = self.receipt(epoch, &gathered.lane, &intent).await? {
+                        return Ok(progress);
+                    }
+                    self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
+                    let why = format!(
+                        "the catalog says that it landed, but {} is not at {}",
+                        intent.target, intent.tail
+                    );
+                    (Loss::Unexplained, why)
                 }
                 CommitOutcome::PointerMoved => {
                     let now = self.catalog.load(&gathered.lane.table).await?;
@@ -581,12 +599,16 @@ impl Worker {
         }
     }
 
-    /// Case O01: the head is read from the catalog before anything is called landed.
-    async fn receipt(&self, epoch: Epoch, lane: &Lane, intent: &Intent) -> Result<Progress, WorkerError> {
+    /// Case O01: the target is read from the catalog before anything is called landed. `None`: it is not.
+    async fn receipt(
+        &self,
+        epoch: Epoch,
+        lane: &Lane,
+        intent: &Intent,
+    ) -> Result<Option<Progress>, WorkerError> {
         let table = self.catalog.load(&intent.table).await?;
         if read_outcome(&table, intent) != Finding::Landed {
-            self.ledger.mark_unknown(epoch, &intent.id, self.now_ms()).await?;
-            return self.settle_one(epoch, intent).await;
+            return Ok(None);
         }
         self.ledger.settle_landed(epoch, &intent.id, self.now_ms(), &landed_of(intent)).await?;
         reached(Step::ReceiptWritten);
@@ -595,7 +617,7 @@ impl Worker {
             tracing::info!(request = %car.request, table = %intent.table, target = %intent.target,
                 snapshot = ?car.candidates.last(), "landed");
         }
-        Ok(Progress { landed: intent.cars.len(), changed: true })
+        Ok(Some(Progress { landed: intent.cars.len(), changed: true }))
     }
 
     /// The catalog did not say yes. The fence goes first: then it is proved whether anything landed, and the
@@ -760,7 +782,9 @@ fn landing(
     let mut dropped: BTreeSet<&RefName> = BTreeSet::new();
     for staged in &candidates.cars {
         let car = &staged.car;
-        if car.drop_source && !keep.contains(&car.source) && dropped.insert(&car.source) {
+        // Rule R6: whatever took the branch's name meanwhile is not handed over, a tag least of all.
+        let is_branch = table.facts.refs.get(&car.source).is_none_or(RefFact::is_branch);
+        if car.drop_source && is_branch && !keep.contains(&car.source) && dropped.insert(&car.source) {
             requirements.push(source_at_pin(car));
             updates.push(Update::RemoveRef(car.source.clone()));
         }

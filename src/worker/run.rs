@@ -15,7 +15,7 @@ use super::context::{Lane, Worker};
 use super::error::{Disposition, WorkerError};
 use super::foreign::TargetStanding;
 use super::protocol::{Progress, waits_for_its_check};
-use crate::ledger::{Change, LedgerFault, RequestRow, TargetHead};
+use crate::ledger::{Change, LedgerFault, RequestRow, TargetHead, Waiting};
 use crate::table::catalog::CatalogError;
 use crate::table::loaded::LoadedTable;
 
@@ -24,6 +24,11 @@ const WATCH_EVERY: Duration = Duration::from_millis(25);
 
 /// Renewals within one lease.
 const HEARTBEATS_PER_LEASE: i64 = 3;
+
+/// Failed ticks in a row that are tried again at once; most troubles are over by then.
+const QUICK_RETRIES: u32 = 8;
+/// Longest rest after failed ticks: a broken table must not fill log and ledger over a weekend.
+const MAX_FAILURE_REST: Duration = Duration::from_secs(60);
 
 /// How a worker runs.
 #[derive(Clone, Copy, Debug)]
@@ -115,15 +120,37 @@ impl Worker {
                         if options.drain && failures >= MAX_DRAIN_FAILURES {
                             return Err(error);
                         }
-                        self.pause(failures).await;
-                        continue;
+                        if options.drain || failures <= QUICK_RETRIES {
+                            self.pause(failures).await;
+                            continue;
+                        }
                     }
                 },
             }
+            self.rest(epoch, rest_for(failures, options.poll), options.poll, stop, watcher).await?;
+        }
+    }
+
+    /// Waits for news, for a stop, or until the time is over; the lease is kept meanwhile.
+    async fn rest(
+        &self,
+        epoch: Epoch,
+        mut left: Duration,
+        poll: Duration,
+        stop: &mut watch::Receiver<bool>,
+        watcher: &mut crate::ledger::Watcher,
+    ) -> Result<(), WorkerError> {
+        loop {
+            let slice = left.min(poll);
             tokio::select! {
-                changed = watcher.wait_for_change(WATCH_EVERY, options.poll) => { changed?; }
-                _ = stop.changed() => {}
+                changed = watcher.wait_for_change(WATCH_EVERY, slice) => if changed? { return Ok(()) },
+                _ = stop.changed() => return Ok(()),
             }
+            left = left.saturating_sub(slice);
+            if left.is_zero() {
+                return Ok(());
+            }
+            self.ledger.renew(epoch, self.now_ms()).await?;
         }
     }
 
@@ -178,6 +205,10 @@ impl Worker {
                     Err(error) if error.disposition() == Disposition::RetryNextTick => {
                         // One table's trouble is not another's.
                         tracing::warn!(table = %lane.table, target = %lane.target, "{error}");
+                        if let Some(code) = error.holds_lane() {
+                            let event = RequestEvent::Hold(code);
+                            progress.add(self.all_waiting(epoch, &lane, event, &error.to_string()).await?);
+                        }
                         failed = Some(error);
                     }
                     Err(error) => return Err(error),
@@ -224,14 +255,14 @@ impl Worker {
             return self.all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TargetRewound), &text).await;
         }
         if table.facts.head(&lane.target).is_none() && !is_first_publish(&table, lane) {
-            let text = format!("there is no branch {} in {}", lane.target, lane.table);
-            return self
-                .all_waiting(epoch, lane, RequestEvent::Refuse(ReasonCode::TargetNotFound), &text)
-                .await;
+            // It was there at enqueue: whoever removed it may put it back.
+            let text = format!("there is no branch '{}' in {} any more", lane.target, lane.table);
+            let event = RequestEvent::Hold(ReasonCode::TargetNotFound);
+            return self.all_waiting(epoch, lane, event, &text).await;
         }
         let structures = self.structures(lane, &table, &policy.digest()).await?;
         let now_ms = self.now_ms();
-        let waiting = self.ledger.waiting(&lane.uuid, &lane.target).await?;
+        let waiting = self.waiting(lane).await?;
         let table = self.keep_pins(lane, table, &waiting).await?;
         let waiting: Vec<RequestRow> =
             waiting.into_iter().filter(|row| !waits_for_its_check(row, now_ms)).collect();
@@ -253,6 +284,15 @@ impl Worker {
             }
         }
         self.run_train(epoch, gathered).await
+    }
+
+    /// The lane's waiting requests. What cannot be read is told and left out (case O36).
+    async fn waiting(&self, lane: &Lane) -> Result<Vec<RequestRow>, WorkerError> {
+        let Waiting { rows, unreadable } = self.ledger.waiting(&lane.uuid, &lane.target).await?;
+        if !unreadable.is_empty() {
+            self.ledger.tell_unreadable(&unreadable, self.now_ms()).await?;
+        }
+        Ok(rows)
     }
 
     /// A target without open requests: what a dead worker left in the catalog goes, and commits that no
@@ -281,7 +321,7 @@ impl Worker {
         event: RequestEvent,
         text: &str,
     ) -> Result<Progress, WorkerError> {
-        let rows = self.ledger.waiting(&lane.uuid, &lane.target).await?;
+        let rows = self.waiting(lane).await?;
         let changes: Vec<Change> = rows
             .iter()
             .filter(|row| !matches!(event, RequestEvent::Hold(code) if row.state == RequestState::Held(code)))
@@ -310,7 +350,7 @@ impl Worker {
                 return Ok(Found::Hold(ReasonCode::TableUnreadable, text));
             }
             Err(error @ CatalogError::Unsupported { .. }) => {
-                return Ok(Found::Refuse(ReasonCode::FormatUnsupported, error.to_string()));
+                return Ok(Found::Hold(ReasonCode::FormatUnsupported, error.to_string()));
             }
             Err(error) => return Err(error.into()),
         }
@@ -326,7 +366,8 @@ impl Worker {
             let text = format!("{} is another table now; enqueued was uuid {}", lane.table, lane.uuid);
             return Ok(Found::Refuse(ReasonCode::TableReplaced, text));
         }
-        Ok(Found::Refuse(ReasonCode::TableNotFound, format!("{} is not in the catalog any more", lane.table)))
+        // It may be registered again, or the catalog is not the one it was; only another uuid is an answer.
+        Ok(Found::Hold(ReasonCode::TableNotFound, format!("{} is not in the catalog any more", lane.table)))
     }
 }
 
@@ -337,6 +378,14 @@ enum Found {
     Table,
     Refuse(ReasonCode, String),
     Hold(ReasonCode, String),
+}
+
+/// A poll when all is well; doubled with every failed tick beyond the quick ones, up to the bound.
+fn rest_for(failures: u32, poll: Duration) -> Duration {
+    match failures.checked_sub(QUICK_RETRIES) {
+        None | Some(0) => poll,
+        Some(more) => poll.saturating_mul(1 << more.min(16)).min(MAX_FAILURE_REST).max(poll),
+    }
 }
 
 /// Only `main`, and only of a table that never had a snapshot on it (cases O02, O28).

@@ -21,11 +21,14 @@ use crate::table::cleanup::{WrittenFiles, missing_files};
 use crate::table::data_files::NewDataFile;
 use crate::table::error::TableError;
 use crate::table::loaded::LoadedTable;
-use crate::table::manifests::{FileScope, LiveFile};
+use crate::table::manifests::{FileScope, LiveFile, LiveFiles};
 use crate::table::snapshot_writer::{AddedFile, SnapshotChange, SnapshotWriter, new_snapshot_id};
 
 /// Summary key that names the request on every candidate.
 pub const REQUEST_KEY: &str = "mergeberg.request";
+
+/// Key of an attempt's detail: rows of the target that its branch never saw and that went with it (rule D5).
+pub const VANISHED_ROWS: &str = "vanished-rows";
 
 /// A car with its candidates.
 #[derive(Clone, Debug)]
@@ -75,12 +78,62 @@ pub(super) enum Staging {
 }
 
 /// What a car will write, before any snapshot is written.
+#[derive(Default)]
 struct PreparedCar {
     changes: Vec<SnapshotChange>,
+    own: OwnChanges,
     touched: BTreeSet<Arc<Partition>>,
     only_adds: bool,
     vanished_rows: i64,
     new_files: Vec<Arc<str>>,
+}
+
+/// What a car has done to the chain so far. A later unit of the same car stands on it: it sees, and may
+/// remove, the files that an earlier one added, also those that a replay has just written.
+#[derive(Default)]
+struct OwnChanges {
+    added: BTreeMap<Arc<str>, LiveFile>,
+    removed: BTreeSet<Arc<str>>,
+}
+
+impl OwnChanges {
+    fn apply(&mut self, change: &SnapshotChange) {
+        for path in &change.remove {
+            if self.added.remove(path).is_none() {
+                self.removed.insert(Arc::clone(path));
+            }
+        }
+        for file in &change.add {
+            let live = LiveFile {
+                fact: file.fact.clone(),
+                added_by: change.id,
+                // Numbered when the train is written; without delete files nothing asks for it before.
+                sequence_number: 0,
+                file_sequence_number: 0,
+                file: Arc::clone(&file.file),
+                spec_id: file.spec_id,
+            };
+            self.added.insert(Arc::clone(&file.fact.path), live);
+        }
+    }
+
+    /// The target's live files of a scope as they are after these changes.
+    fn over(&self, live: Vec<LiveFile>, scope: &FileScope) -> Vec<LiveFile> {
+        let inside = |file: &&LiveFile| match scope {
+            FileScope::Table => true,
+            FileScope::Partitions(wanted) => wanted.iter().any(|p| p.overlaps(&file.fact.partition)),
+        };
+        let kept = live.into_iter().filter(|file| !self.removed.contains(&file.fact.path));
+        kept.chain(self.added.values().filter(inside).cloned()).collect()
+    }
+}
+
+impl PreparedCar {
+    fn push(&mut self, change: SnapshotChange) {
+        self.only_adds &= change.remove.is_empty();
+        self.own.apply(&change);
+        self.changes.push(change);
+    }
 }
 
 enum Preparation {
@@ -134,13 +187,19 @@ impl Worker {
             match self.prepare(gathered, &car, &mut taken_ids).await? {
                 Preparation::Failure(code, text) => failures.push(CarFailure { request, code, text }),
                 Preparation::Car(prepared) => {
-                    let PreparedCar { changes: own, touched, only_adds, vanished_rows, new_files: own_files } =
-                        *prepared;
-                    let candidates: Vec<SnapshotId> = own.iter().map(|c| c.id).collect();
+                    let PreparedCar {
+                        changes: written,
+                        own: _,
+                        touched,
+                        only_adds,
+                        vanished_rows,
+                        new_files: own_files,
+                    } = *prepared;
+                    let candidates: Vec<SnapshotId> = written.iter().map(|c| c.id).collect();
                     for id in &candidates {
                         owners.insert(*id, request);
                     }
-                    changes.extend(own);
+                    changes.extend(written);
                     new_files.extend(own_files);
                     staged.push(StagedCar {
                         parent: None,
@@ -231,21 +290,13 @@ impl Worker {
         car: &Car,
         taken_ids: &mut BTreeSet<SnapshotId>,
     ) -> Result<Preparation, WorkerError> {
-        let mut prepared = PreparedCar {
-            changes: Vec::new(),
-            touched: BTreeSet::new(),
-            only_adds: true,
-            vanished_rows: 0,
-            new_files: Vec::new(),
-        };
-        // What this car has done to the chain so far: a later unit removes what an earlier one added.
-        let mut overlay = NetFiles::default();
+        let mut prepared = PreparedCar { only_adds: true, ..PreparedCar::default() };
         for unit in &car.classification.units {
             let as_is = car.action == CarAction::Pick || unit.kind == UnitKind::BlindAppend;
             let outcome = if as_is {
-                self.prepare_pick(gathered, car, unit, taken_ids, &mut prepared, &mut overlay).await?
+                self.prepare_pick(gathered, car, unit, taken_ids, &mut prepared).await?
             } else {
-                self.prepare_replay(gathered, car, unit, taken_ids, &mut prepared, &overlay).await?
+                self.prepare_replay(gathered, car, unit, taken_ids, &mut prepared).await?
             };
             if let Some((code, text)) = outcome {
                 return Ok(Preparation::Failure(code, text));
@@ -262,7 +313,6 @@ impl Worker {
         unit: &Unit,
         taken_ids: &mut BTreeSet<SnapshotId>,
         prepared: &mut PreparedCar,
-        overlay: &mut NetFiles,
     ) -> Result<Option<(ReasonCode, String)>, WorkerError> {
         for change in &unit.changes {
             let Some(source) = gathered.table.facts.snapshots.get(change.snapshot) else {
@@ -271,14 +321,9 @@ impl Worker {
                     format!("snapshot {} is not in the table any more", change.snapshot),
                 )));
             };
-            if change.is_empty() {
-                continue;
-            }
             let added = self.store.added_files(&gathered.table, source).await?;
             prepared.touched.extend(change.partitions().cloned());
-            prepared.only_adds &= change.removed.is_empty();
-            overlay.apply(change);
-            prepared.changes.push(SnapshotChange {
+            prepared.push(SnapshotChange {
                 id: self.fresh_id(gathered, taken_ids),
                 label: change.label.clone(),
                 add: added.into_iter().map(AddedFile::from).collect(),
@@ -300,7 +345,6 @@ impl Worker {
         unit: &Unit,
         taken_ids: &mut BTreeSet<SnapshotId>,
         prepared: &mut PreparedCar,
-        overlay: &NetFiles,
     ) -> Result<Option<(ReasonCode, String)>, WorkerError> {
         let facts = &gathered.table.facts;
         let source = unit.last_snapshot().and_then(|id| facts.snapshots.get(id));
@@ -309,15 +353,16 @@ impl Worker {
         };
         let (add, remove) = match (&unit.kind, unit.record.as_ref().map(|r| &r.operation)) {
             (UnitKind::ReplacePartitions { .. }, _) => {
-                match self.replace_partitions(gathered, unit, overlay, prepared).await? {
+                match self.replace_partitions(gathered, unit, prepared).await? {
                     Ok(files) => files,
                     Err(failure) => return Ok(Some(failure)),
                 }
             }
             (UnitKind::OverwriteWhere, Some(Operation::OverwriteWhere { filter, query, inputs })) => {
+                let live = self.live_for(gathered, &FileScope::Table, prepared).await?;
                 let input = ReplayInput {
                     table: Arc::clone(&gathered.table),
-                    head: gathered.head.and_then(|id| facts.snapshots.get(id)),
+                    live: &live,
                     filter,
                     query,
                     inputs,
@@ -345,18 +390,10 @@ impl Worker {
                 )));
             }
         };
-        prepared.only_adds &= remove.is_empty();
-        if add.is_empty() && remove.is_empty() {
-            return Ok(None);
-        }
-        let label = if remove.is_empty() {
-            "append"
-        } else if add.is_empty() {
-            "delete"
-        } else {
-            "overwrite"
-        };
-        prepared.changes.push(SnapshotChange {
+        // Never called an append, not even when it only adds: it depends on what it was run against (rule C2).
+        // One that comes to nothing is a candidate too: its stamp is what says that it was published.
+        let label = if add.is_empty() && !remove.is_empty() { "delete" } else { "overwrite" };
+        prepared.push(SnapshotChange {
             id: self.fresh_id(gathered, taken_ids),
             label: label.to_owned(),
             add,
@@ -373,7 +410,6 @@ impl Worker {
         &self,
         gathered: &Gathered,
         unit: &Unit,
-        overlay: &NetFiles,
         prepared: &mut PreparedCar,
     ) -> Result<Result<(Vec<AddedFile>, BTreeSet<Arc<str>>), (ReasonCode, String)>, WorkerError> {
         let facts = &gathered.table.facts;
@@ -389,14 +425,8 @@ impl Worker {
             }
         }
         let mut remove: BTreeSet<Arc<str>> = BTreeSet::new();
-        let head = gathered.head.and_then(|id| facts.snapshots.get(id));
-        let live = match head {
-            Some(head) => {
-                let scope = FileScope::Partitions(partitions.iter().cloned().collect());
-                self.store.live_files(&gathered.table, head, &scope).await?
-            }
-            None => Default::default(),
-        };
+        let scope = FileScope::Partitions(partitions.iter().cloned().collect());
+        let live = self.live_for(gathered, &scope, prepared).await?;
         if let Some(delete) = live.deletes.first() {
             return Ok(Err((
                 ReasonCode::DeleteFilesUnsupported,
@@ -404,8 +434,7 @@ impl Worker {
             )));
         }
         let branch_removed: BTreeSet<&Arc<str>> = unit.removed().map(|f| &f.path).collect();
-        let gone_live: Vec<&LiveFile> = live.data.iter().filter(|f| !overlay.is_gone(&f.fact.path)).collect();
-        for file in gone_live {
+        for file in &live.data {
             if !partitions.contains(&file.fact.partition) {
                 return Ok(Err((
                     ReasonCode::OverlappingSpecs,
@@ -416,19 +445,30 @@ impl Worker {
             if add.remove(&file.fact.path).is_some() {
                 continue;
             }
-            if !branch_removed.contains(&file.fact.path) {
+            if !branch_removed.contains(&file.fact.path) && !prepared.own.added.contains_key(&file.fact.path)
+            {
                 prepared.vanished_rows += file.fact.records;
             }
             remove.insert(Arc::clone(&file.fact.path));
         }
-        // What an earlier unit of this car put there goes as well.
-        for file in unit.removed() {
-            if overlay.is_added(&file.path) {
-                remove.insert(Arc::clone(&file.path));
-            }
-        }
         prepared.touched.extend(partitions);
         Ok(Ok((add.into_values().collect(), remove)))
+    }
+
+    /// What is live in the scope for the car's next unit: the planned head's files with the car's own changes
+    /// laid over them.
+    async fn live_for(
+        &self,
+        gathered: &Gathered,
+        scope: &FileScope,
+        prepared: &PreparedCar,
+    ) -> Result<LiveFiles, WorkerError> {
+        let head = gathered.head.and_then(|id| gathered.table.facts.snapshots.get(id));
+        let LiveFiles { data, deletes } = match head {
+            Some(head) => self.store.live_files(&gathered.table, head, scope).await?,
+            None => LiveFiles::default(),
+        };
+        Ok(LiveFiles { data: prepared.own.over(data, scope), deletes })
     }
 
     fn fresh_id(&self, gathered: &Gathered, taken: &mut BTreeSet<SnapshotId>) -> SnapshotId {

@@ -2,15 +2,24 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bad_input;
+mod bad_input_world;
+mod binary;
 mod cases_meaning;
 mod cases_publishing;
 mod cases_queue;
 mod cases_structure;
+mod cases_trains;
+mod counts;
 mod crashes;
 mod demo;
+mod engines;
 mod oracle;
+mod outcomes;
 mod pins;
 mod queue_basics;
+mod races;
+mod readme;
 mod rules_classification;
 mod rules_evidence;
 mod rules_landing;

@@ -7,9 +7,11 @@
 //! A failure prints the seed and the history. One seed is one history:
 //!
 //! - `MERGEBERG_ORACLE_RUNS=500 cargo test --test it oracle` plays 500 histories, longer ones than by default.
+//! - `MERGEBERG_ORACLE_TELL=1` tells every history, also those that pass.
 //! - `MERGEBERG_ORACLE_SEED=17 cargo test --test it oracle` plays the one of seed 17 (with the length that
 //!   `MERGEBERG_ORACLE_STEPS` names).
 
+mod found;
 mod history;
 mod judge;
 mod pipeline;
@@ -20,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use history::History;
 use judge::{Tally, judge};
+use tokio::task::JoinSet;
 
 /// Histories of a normal test run, and their steps.
 const RUNS: u64 = 40;
@@ -28,8 +31,21 @@ const STEPS: usize = 25;
 const LONG_STEPS: usize = 60;
 /// Time after which a normal run begins no further history, so that a slow machine only tests less.
 const TIME_BOUND: Duration = Duration::from_secs(60);
+/// Histories played at the same time: they mostly wait for the disk.
+const AT_ONCE: usize = 4;
 /// Histories without which the tally says nothing.
 const ENOUGH_RUNS: u64 = 20;
+
+async fn play(seed: u64, steps: usize) -> Tally {
+    let mut tally = Tally::new();
+    let mut history = History::start(seed).await;
+    history.play(steps).await;
+    judge(&mut history, &mut tally).await;
+    if std::env::var("MERGEBERG_ORACLE_TELL").is_ok() {
+        eprintln!("{}", history.told());
+    }
+    tally
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_histories_end_with_the_rows_of_the_landing_order() {
@@ -44,17 +60,31 @@ async fn random_histories_end_with_the_rows_of_the_landing_order() {
     let begin = Instant::now();
     let mut tally = Tally::new();
     let mut played = 0;
-    for seed in seeds {
-        if asked.is_none() && begin.elapsed() > TIME_BOUND {
-            break;
+    let mut seeds = seeds;
+    let mut failed = None;
+    let mut playing = JoinSet::new();
+    loop {
+        let is_over = failed.is_some() || (asked.is_none() && begin.elapsed() > TIME_BOUND);
+        while playing.len() < AT_ONCE
+            && !is_over
+            && let Some(seed) = seeds.next()
+        {
+            playing.spawn_blocking(move || tokio::runtime::Handle::current().block_on(play(seed, steps)));
         }
-        let mut history = History::start(seed).await;
-        history.play(steps).await;
-        judge(&mut history, &mut tally).await;
-        if std::env::var("MERGEBERG_ORACLE_TELL").is_ok() {
-            eprintln!("{}", history.told());
+        match playing.join_next().await {
+            Some(Ok(of_one)) => {
+                played += 1;
+                for (word, count) in of_one {
+                    *tally.entry(word).or_default() += count;
+                }
+            }
+            // It has told its history. The others under way are played to their end.
+            Some(Err(error)) => failed = failed.or(Some(error)),
+            None => break,
         }
-        played += 1;
+    }
+    if let Some(error) = failed {
+        std::panic::resume_unwind(error.into_panic());
     }
     eprintln!("{played} histories in {:.1?}: {tally:#?}", begin.elapsed());
     if played >= ENOUGH_RUNS {

@@ -11,9 +11,8 @@ use mergeberg_kernel::lineage::SnapshotFact;
 use serde_json::{Map, Value, json};
 
 use super::raw::{RawObject, array, elements, quote};
-use super::{Document, DocumentError, Element, NO_SNAPSHOT, SnapshotIdOnly};
+use super::{Document, DocumentError, Element, NO_SNAPSHOT, REFS, SnapshotIdOnly};
 
-const REFS: &str = "refs";
 const METADATA_LOG: &str = "metadata-log";
 const PROPERTIES: &str = "properties";
 

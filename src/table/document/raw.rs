@@ -1,6 +1,7 @@
 //! A JSON object whose members keep their order and their text: what is not edited is written back as it
 //! was read, whatever it means.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -33,6 +34,11 @@ impl RawObject {
 
     pub fn remove(&mut self, key: &str) {
         self.members.retain(|(k, _)| k != key);
+    }
+
+    /// The members of these keys, in order.
+    pub fn only(self, wanted: impl Fn(&str) -> bool) -> Self {
+        Self { members: self.members.into_iter().filter(|(key, _)| wanted(key)).collect() }
     }
 
     /// Members in order.
@@ -68,9 +74,11 @@ impl<'de> Deserialize<'de> for RawObject {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawObject, A::Error> {
                 let mut members: Vec<(String, Arc<str>)> = Vec::new();
+                // A table may have thousands of refs.
+                let mut seen: HashSet<String> = HashSet::new();
                 while let Some((key, value)) = map.next_entry::<String, &'de RawValue>()? {
                     // Readers differ in which of the two counts, so neither can be edited.
-                    if members.iter().any(|(k, _)| *k == key) {
+                    if !seen.insert(key.clone()) {
                         return Err(A::Error::custom(format!("the key '{key}' stands there twice")));
                     }
                     members.push((key, Arc::from(value.get())));

@@ -132,9 +132,16 @@ impl CatalogDatabase {
     pub async fn open(catalog: &str, url: &str) -> Result<Self, CatalogError> {
         let Address { path, read_only } = Address::parse(url);
         if !path.is_file() {
+            // What a relative path of PyIceberg's becomes here.
+            let at_root = path.parent() == Some(Path::new("/"));
+            let hint = if at_root {
+                " (sqlite:///x is an absolute path here: write the file as a path)"
+            } else {
+                ""
+            };
             return Err(CatalogError::Unavailable(format!(
-                "the catalog file {} does not exist; correct the catalog's uri, or create the catalog with \
-                 the engine that owns it (three slashes, as in sqlite:///catalog.db, mean an absolute path)",
+                "the catalog file {} does not exist; correct the catalog's uri in mergeberg.toml{hint}, or \
+                 create the catalog with the engine that owns it",
                 path.display()
             )));
         }

@@ -11,7 +11,7 @@ use mergeberg_kernel::ids::{Epoch, Principal, RequestId, SnapshotId};
 use super::pipeline::{self, Files, Form, files_of};
 use super::random::Random;
 use super::rows::{Feed, Filter, Op, Query};
-use crate::support::{House, Order, branch};
+use crate::support::{House, Order, branch, main_branch, order};
 
 /// Days that histories write to: few, so that everything meets.
 const DAYS: std::ops::Range<u32> = 20..24;
@@ -69,6 +69,8 @@ pub struct History {
     /// The table had no snapshot when its first branches were written.
     pub from_nothing: bool,
     pub seed: u64,
+    /// A random history, not one told by hand.
+    wanders: bool,
     random: Random,
     epoch: Epoch,
     next_id: i64,
@@ -132,34 +134,14 @@ prefix = ""
 impl History {
     /// A house with its first snapshots on main, and the queue's first look at it.
     pub async fn start(seed: u64) -> Self {
-        let mut random = Random::new(seed);
-        let batch_size = *random.pick(&[1, 2, 3, 50]);
-        let house = House::empty(&policy(batch_size)).await;
-        let feed = pipeline::make_feed(&house).await;
-        let epoch = house.ledger.lead(&house.worker.holder, LEASE_MS, house.now()).await.unwrap().unwrap();
-        let from_nothing = random.chance(10);
-        let mut history = Self {
-            house,
-            feed,
-            ops: Vec::new(),
-            recorded: BTreeSet::new(),
-            nodes: BTreeMap::new(),
-            baseline: BTreeSet::new(),
-            foreign: BTreeSet::new(),
-            asked: Vec::new(),
-            harmed: BTreeSet::new(),
-            from_nothing,
-            seed,
-            random,
-            epoch,
-            next_id: 1,
-            lines: vec![format!("batch size {batch_size}")],
-            states: BTreeMap::new(),
-        };
+        let batch_size = *Random::new(seed).pick(&[1, 2, 3, 50]);
+        let mut history = Self::bare(seed, batch_size).await;
+        history.wanders = true;
+        history.from_nothing = history.random.chance(10);
         if history.random.chance(30) {
             history.merge_manifests_eagerly().await;
         }
-        if from_nothing {
+        if history.from_nothing {
             for name in ["load/a", "load/b", "ingest/a"] {
                 history.append(name, 2).await;
             }
@@ -173,6 +155,45 @@ impl History {
         history.baseline = std::mem::take(&mut history.foreign);
         history.enqueue("load/a").await;
         history.tick().await;
+        history
+    }
+
+    async fn bare(seed: u64, batch_size: usize) -> Self {
+        let house = House::empty(&policy(batch_size)).await;
+        let feed = pipeline::make_feed(&house).await;
+        let epoch = house.ledger.lead(&house.worker.holder, LEASE_MS, house.now()).await.unwrap().unwrap();
+        Self {
+            house,
+            feed,
+            ops: Vec::new(),
+            recorded: BTreeSet::new(),
+            nodes: BTreeMap::new(),
+            baseline: BTreeSet::new(),
+            foreign: BTreeSet::new(),
+            asked: Vec::new(),
+            harmed: BTreeSet::new(),
+            from_nothing: false,
+            seed,
+            wanders: false,
+            random: Random::new(seed),
+            epoch,
+            next_id: 1,
+            lines: vec![format!("batch size {batch_size}")],
+            states: BTreeMap::new(),
+        }
+    }
+
+    /// A house for a history told by hand: days 20 and 21 on main, and the queue has seen them.
+    pub async fn quiet() -> Self {
+        // The seed only says what this begins with.
+        let mut history = Self::bare(0, 50).await;
+        let rows = vec![order(1, 20), order(2, 20), order(3, 21)];
+        history.write("main", Op::Append(rows), false, false).await;
+        history.baseline = std::mem::take(&mut history.foreign);
+        let main = history.house.head("main").await;
+        let uuid = history.house.loaded().await.facts.uuid.clone();
+        let ledger = &history.house.ledger;
+        ledger.set_target_head(&history.house.table, &uuid, &main_branch(), main).await.unwrap();
         history
     }
 
@@ -430,10 +451,9 @@ impl History {
 
     pub async fn branch(&mut self, name: &str, from: &str) {
         let Some(mut at) = self.house.head(from).await else { return };
-        // Sometimes from an older snapshot of it.
-        if self.random.chance(25) {
-            let table = self.house.loaded().await;
-            at = table.facts.snapshots.get(at).and_then(|snapshot| snapshot.parent).unwrap_or(at);
+        // In random histories sometimes from an older snapshot of it.
+        if self.wanders && self.random.chance(25) {
+            at = self.before(at).await.unwrap_or(at);
         }
         self.house.writer.create_branch(&self.house.table, &branch(name), at).await.unwrap();
         let text = format!("branch {name} from {from} at {}", self.name_of(at));
@@ -453,7 +473,10 @@ impl History {
     pub async fn enqueue(&mut self, name: &str) -> RequestId {
         let pinned = self.house.head(name).await.unwrap();
         let id = self.house.enqueue(name).await;
-        self.asked.push(Asked { id, source: name.to_owned(), pinned });
+        // The same head again while the first request is open is the same request.
+        if self.asked.iter().all(|asked| asked.id != id) {
+            self.asked.push(Asked { id, source: name.to_owned(), pinned });
+        }
         let text = format!("enqueue {name} at {} as request {id}", self.name_of(pinned));
         self.say(&text);
         id
@@ -479,8 +502,7 @@ impl History {
         let name = *self.random.pick(&BRANCHES);
         let table = self.house.loaded().await;
         let Some(head) = table.facts.head(&branch(name)) else { return };
-        let parent = table.facts.snapshots.get(head).and_then(|snapshot| snapshot.parent);
-        let update = match parent {
+        let update = match self.before(head).await {
             Some(parent) if self.random.chance(50) => {
                 self.say(&format!("set back {name} to {}", self.name_of(parent)));
                 Update::SetRef(RefFact {
@@ -499,6 +521,17 @@ impl History {
         let at = Requirement::RefAt { name: branch(name), at: Some(head), role: RefRole::Source };
         let outcome = self.house.catalog.commit(&table, &[at], vec![update]).await;
         assert!(matches!(outcome, CommitOutcome::Landed(_)), "{outcome:?}");
+    }
+
+    /// The snapshot before the operation that ends with this one: never between the two of one operation.
+    async fn before(&self, id: SnapshotId) -> Option<SnapshotId> {
+        let table = self.house.loaded().await;
+        let parent = |id| table.facts.snapshots.get(id).and_then(|snapshot| snapshot.parent);
+        let mut before = parent(id)?;
+        while self.nodes.get(&before).is_some_and(|node| node.op.is_none()) {
+            before = parent(before)?;
+        }
+        Some(before)
     }
 
     async fn merge_manifests_eagerly(&mut self) {

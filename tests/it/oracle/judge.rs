@@ -165,8 +165,14 @@ fn has_grounds(history: &History, asked: &Asked, code: ReasonCode, applied: &BTr
     let pending = history.line_of(asked.pinned).iter().any(|id| !applied.contains(id));
     let published_part = history.line_of(asked.pinned).iter().any(|id| applied.contains(id));
     match code {
+        // An unrecorded replacement of days that were empty may look like an append.
         ReasonCode::OverlappingAppend => {
-            class == "transform" && ops.iter().any(|(_, op)| matches!(op, Op::Append(_)))
+            class == "transform"
+                && ops.iter().any(|(number, op)| match op {
+                    Op::Append(_) => true,
+                    Op::ReplaceDays { .. } => !history.recorded.contains(number),
+                    _ => false,
+                })
         }
         ReasonCode::Conflict => ops.iter().any(|(number, op)| match op {
             Op::DeleteDays(_) | Op::Update { .. } | Op::InsertIfAbsent(_) => true,

@@ -45,7 +45,8 @@ pub async fn write(house: &House, name: &str, op: &Op, form: &Form, feed: &Feed)
     let paths = |remove: BTreeSet<Arc<str>>| {
         Removal::Files(Box::new(move |file| remove.contains(file.fact.path.as_ref())))
     };
-    if form.pair && !remove.is_empty() && !add.is_empty() {
+    let can_be_two = matches!(op, Op::ReplaceDays { .. } | Op::OverwriteWhere { .. });
+    if form.pair && can_be_two && !remove.is_empty() && !add.is_empty() {
         let first = house.write(name, "delete", &[], paths(remove), summary.clone()).await;
         let second = house.write(name, "append", &add, Removal::Nothing, summary).await;
         return vec![first, second];

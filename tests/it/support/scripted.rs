@@ -25,10 +25,13 @@ pub enum Kind {
 pub enum Do {
     ApplyThenLose,
     LoseBeforeApplying,
+    /// The same, and no answer to anything afterwards.
+    ApplyThenFallSilent,
+    FallSilentBeforeApplying,
     /// "Applied", and nothing is.
     SayOk,
     SayPointerMoved,
-    Refuse(&'static str),
+    FirstThenRefuse(BoxFuture<'static, ()>, &'static str),
     /// This first, then the commit as it is.
     First(BoxFuture<'static, ()>),
     /// This first; then the commit without its requirement on the target, on the table as it is then.
@@ -62,6 +65,10 @@ impl Scripted {
 
     pub fn always(&self, kind: Kind, act: fn() -> Do) {
         *self.always.lock().unwrap() = Some((kind, act));
+    }
+
+    pub fn be_honest(&self) {
+        *self.always.lock().unwrap() = None;
     }
 
     /// From now on nothing is answered, or it is again.
@@ -150,7 +157,20 @@ impl Catalog for Scripted {
             Some(Do::LoseBeforeApplying) => lost(),
             Some(Do::SayOk) => CommitOutcome::Landed(Arc::new(base.clone())),
             Some(Do::SayPointerMoved) => CommitOutcome::PointerMoved,
-            Some(Do::Refuse(why)) => CommitOutcome::Refused(CatalogError::Refused(why.to_owned())),
+            Some(Do::ApplyThenFallSilent) => {
+                let outcome = self.inner.commit(base, requirements, updates).await;
+                assert!(matches!(outcome, CommitOutcome::Landed(_)), "it was to be applied: {outcome:?}");
+                self.be_silent(true);
+                lost()
+            }
+            Some(Do::FallSilentBeforeApplying) => {
+                self.be_silent(true);
+                lost()
+            }
+            Some(Do::FirstThenRefuse(act, why)) => {
+                act.await;
+                CommitOutcome::Refused(CatalogError::Refused(why.to_owned()))
+            }
             Some(Do::First(act)) => {
                 act.await;
                 self.inner.commit(base, requirements, updates).await

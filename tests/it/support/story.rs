@@ -1,6 +1,6 @@
 //! More words for the house: other writers, other structures, and races told as a script.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -18,14 +18,18 @@ use mergeberg::table::branch_writer::{BranchWrite, Removal};
 use mergeberg::table::catalog::{Catalog, CommitOutcome};
 use mergeberg::table::manifests::{FileScope, ManifestStore};
 use mergeberg::table::scan::{RowReader, ScanCounters};
+use mergeberg::table::snapshot_writer::{AddedFile, SnapshotChange, SnapshotWriter, new_snapshot_id};
 use mergeberg::table::sql_catalog::CommitHook;
 use mergeberg::worker::context::Worker;
 use mergeberg_kernel::commit::Update;
 use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::filter::parse_date;
 use mergeberg_kernel::ids::{Principal, RequestId, SnapshotId, TableName};
+use mergeberg_kernel::lineage::SOURCE_SNAPSHOT_ID;
 use mergeberg_kernel::record::RECORD_KEY;
 use serde_json::{Value, json};
+use sqlx::ConnectOptions as _;
+use sqlx::sqlite::SqliteConnectOptions;
 
 use super::{House, Order, branch, main_branch};
 
@@ -107,10 +111,6 @@ impl House {
         let hook = Arc::clone(&script) as Arc<dyn CommitHook>;
         let catalog = Self::catalog_in(self.dir.path(), &self.clock, false).await.with_hook(hook);
         (Self::worker_over(&self.dir, Arc::new(catalog), &self.ledger, &self.clock, "scripted"), script)
-    }
-
-    pub fn set_policy(&self, policy: &str) {
-        std::fs::write(self.dir.path().join("policies/orders.toml"), policy).unwrap();
     }
 
     /// The command's enqueue, with all that it refuses.
@@ -207,8 +207,16 @@ impl House {
         let version: u64 = file.split_once('-').unwrap().0.parse().unwrap();
         let next = format!("{folder}/{:05}-{}.metadata.json", version + 1, uuid::Uuid::new_v4());
         std::fs::write(&next, metadata.to_string()).unwrap();
-        self.catalog.drop_table(&self.table).await.unwrap();
-        self.catalog.register_table(&self.table, &format!("file://{next}")).await.unwrap();
+        let options = SqliteConnectOptions::new().filename(self.dir.path().join("catalog.db"));
+        let mut file = options.connect().await.unwrap();
+        let moved =
+            sqlx::query("UPDATE iceberg_tables SET metadata_location = $1 WHERE metadata_location = $2")
+                .bind(format!("file://{next}"))
+                .bind(location)
+                .execute(&mut file)
+                .await
+                .unwrap();
+        assert_eq!(moved.rows_affected(), 1);
     }
 
     /// A new current schema, made from the fields of schema `from`. Its id.
@@ -284,6 +292,33 @@ impl House {
         }
         rows.sort();
         rows
+    }
+
+    /// Another hand's cherry-pick of one snapshot onto a branch, with or without the stamp that Java sets.
+    pub async fn pick(&self, name: &str, source: SnapshotId, stamped: bool) -> SnapshotId {
+        let table = self.loaded().await;
+        let facts = &table.facts;
+        let store = ManifestStore::new(64 << 20);
+        let snapshot = facts.snapshots.get(source).unwrap();
+        let added = store.added_files(&table, snapshot).await.unwrap();
+        let stamp = stamped.then(|| (SOURCE_SNAPSHOT_ID.to_owned(), source.to_string()));
+        let id = new_snapshot_id(facts, || (self.writer.random)());
+        let change = SnapshotChange {
+            id,
+            label: "append".to_owned(),
+            add: added.into_iter().map(AddedFile::from).collect(),
+            remove: BTreeSet::new(),
+            summary: stamp.into_iter().collect(),
+            now_ms: self.now(),
+            schema_id: facts.current_schema_id,
+        };
+        let reference = facts.refs.get(&branch(name)).unwrap().clone();
+        let parent = facts.snapshots.get(reference.snapshot_id);
+        let mut writer = SnapshotWriter::on(&store, &table, parent).await.unwrap();
+        let picked = writer.add(change).await.unwrap();
+        let moved = RefFact { snapshot_id: id, ..reference };
+        self.commit(vec![Update::AddSnapshot(picked), Update::SetRef(moved)]).await;
+        id
     }
 
     /// Manifests of a branch's head.

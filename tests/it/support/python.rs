@@ -1,0 +1,161 @@
+//! PyIceberg and DuckDB as a process of their own: `tests/python/engine.py serve`, a job a line.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+
+use mergeberg::ledger::Ledger;
+use mergeberg_kernel::ids::TableName;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::child::real_now;
+use super::{House, ORDERS, Order};
+
+/// Set by `scripts/test`: the interpreter that has the engines.
+const INTERPRETER: &str = "MERGEBERG_PYTHON";
+
+/// One `serve` process over the catalog of a folder.
+pub struct Python {
+    child: Child,
+    jobs: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    catalog: Value,
+}
+
+impl Python {
+    /// `None`, said so, without the engines: `scripts/test --quick` has none.
+    pub fn start(folder: &Path) -> Option<Self> {
+        let Some(interpreter) = std::env::var_os(INTERPRETER) else {
+            eprintln!(
+                "skipped: {INTERPRETER} is unset, so there are no Python engines (scripts/test sets it)"
+            );
+            return None;
+        };
+        let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/python/engine.py");
+        let mut child = Command::new(interpreter)
+            .arg(script)
+            .arg("serve")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let jobs = child.stdin.take();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        let catalog = json!({
+            "uri": format!("sqlite:///{}", folder.join("catalog.db").display()),
+            "warehouse": format!("file://{}", folder.join("warehouse").display()),
+            "name": "test",
+        });
+        Some(Self { child, jobs, answers, catalog })
+    }
+
+    pub fn ask(&mut self, op: &str, arguments: Value) -> Value {
+        let mut job = json!({ "op": op, "catalog": self.catalog });
+        if op != "list_tables" {
+            job["table"] = json!(ORDERS);
+        }
+        for (key, value) in arguments.as_object().expect("arguments are an object") {
+            job[key] = value.clone();
+        }
+        let jobs = self.jobs.as_mut().expect("it runs");
+        writeln!(jobs, "{job}").unwrap();
+        jobs.flush().unwrap();
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap_or_else(|e| panic!("{op} answered {line:?}: {e}"))
+    }
+
+    pub fn ok(&mut self, op: &str, arguments: Value) -> Value {
+        let answer = self.ask(op, arguments);
+        assert!(answer.get("error").is_none(), "{op}: {answer}");
+        answer
+    }
+
+    /// ORD, as PyIceberg makes it.
+    pub fn create_orders(&mut self) {
+        let column = |name, kind, required| json!({ "name": name, "type": kind, "required": required });
+        self.ok(
+            "create_table",
+            json!({
+                "schema": [
+                    column("order_id", "long", true),
+                    column("order_date", "date", true),
+                    column("status", "string", false),
+                    column("amount", "decimal(12, 2)", false),
+                ],
+                "partition": ["order_date"],
+            }),
+        );
+    }
+
+    pub fn append(&mut self, branch: &str, rows: &[Order]) -> i64 {
+        let answer = self.ok("append", json!({ "branch": branch, "rows": json_rows(rows) }));
+        answer["snapshots"][0].as_i64().unwrap()
+    }
+
+    pub fn branch(&mut self, name: &str) {
+        self.ok("create_branch", json!({ "branch": name }));
+    }
+
+    /// Rows of a ref by both engines, which must agree.
+    pub fn rows(&mut self, name: &str) -> Vec<Order> {
+        let by_pyiceberg = self.ok("read", json!({ "ref": name }));
+        let by_duckdb = self.ok("read_duckdb", json!({ "ref": name }));
+        assert_eq!(by_pyiceberg["rows"], by_duckdb["rows"], "PyIceberg and DuckDB read different rows");
+        let mut rows: Vec<Order> = by_pyiceberg["rows"].as_array().unwrap().iter().map(order_of).collect();
+        rows.sort();
+        rows
+    }
+}
+
+impl Drop for Python {
+    fn drop(&mut self) {
+        // Its loop ends with its input.
+        drop(self.jobs.take());
+        let _ = self.child.wait();
+    }
+}
+
+pub fn json_rows(rows: &[Order]) -> Value {
+    rows.iter()
+        .map(|row| {
+            json!({
+                "order_id": row.id,
+                "order_date": format!("2026-08-{:02}", row.day),
+                "status": row.status,
+                "amount": format!("{}.{:02}", row.cents / 100, row.cents % 100),
+            })
+        })
+        .collect()
+}
+
+fn order_of(row: &Value) -> Order {
+    let text = |name: &str| row[name].as_str().unwrap_or_else(|| panic!("{name} of {row}")).to_owned();
+    Order {
+        id: row["order_id"].as_i64().unwrap(),
+        day: text("order_date").strip_prefix("2026-08-").unwrap().parse().unwrap(),
+        status: text("status"),
+        cents: text("amount").replace('.', "").parse().unwrap(),
+    }
+}
+
+impl House {
+    /// ORD in a catalog that PyIceberg made, with S1 and S2 written by it; `None` without the engines.
+    pub async fn of_pyiceberg(policy: &str) -> Option<(Self, Python)> {
+        let dir = TempDir::new().unwrap();
+        let mut python = Python::start(dir.path())?;
+        python.create_orders();
+        python.append("main", &[super::order(1, 20), super::order(2, 20)]);
+        python.append("main", &[super::order(3, 21)]);
+        std::fs::create_dir(dir.path().join("policies")).unwrap();
+        std::fs::write(dir.path().join("policies/orders.toml"), policy).unwrap();
+        let clock = Arc::new(AtomicI64::new(real_now()));
+        let catalog = Arc::new(Self::catalog_in(dir.path(), &clock, false).await);
+        let ledger = Ledger::open_or_create(dir.path().join("ledger.db")).await.unwrap();
+        let table: TableName = ORDERS.parse().unwrap();
+        Some((Self::assemble(dir, catalog, ledger, clock, table), python))
+    }
+}
