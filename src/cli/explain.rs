@@ -2,6 +2,7 @@
 
 use mergeberg_kernel::evidence::{CheckResult, Evidence, Violation};
 use mergeberg_kernel::ids::RequestId;
+use mergeberg_kernel::state::RequestState;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -20,6 +21,9 @@ const MAX_SAMPLE_ROWS: usize = 10;
 const MAX_HISTORY_LINES: usize = 30;
 /// Requests ahead that are named.
 const MAX_NAMED_AHEAD: usize = 8;
+
+/// Key of a detail that holds one sentence on this very request.
+const TEXT: &str = "text";
 
 /// Place among the requests of the same target that have not ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -50,10 +54,10 @@ pub async fn explain(ledger: &Ledger, id: RequestId, now_ms: i64) -> Result<Answ
         let open = ledger.unfinished(&request.table_uuid, &request.target).await?;
         position(id, &open.iter().map(|row| row.id).collect::<Vec<_>>())
     };
-    let reason = request.state.reason();
+    let (meaning, next) = meaning_and_next(request.state).unzip();
     let explained = Explained {
-        meaning: reason.map(|code| code.meaning()),
-        next: reason.map(|code| code.next_action()),
+        meaning,
+        next,
         position,
         waited_ms: (request.ended_at_ms.unwrap_or(now_ms) - request.enqueued_at_ms).max(0),
         evidence: ledger.evidence_of_request(id).await?,
@@ -61,6 +65,32 @@ pub async fn explain(ledger: &Ledger, id: RequestId, now_ms: i64) -> Result<Answ
         request,
     };
     Ok(Answer::new(render(&explained), explained))
+}
+
+/// What a state says, and what its owner does next; nothing of an end that all is said of.
+fn meaning_and_next(state: RequestState) -> Option<(&'static str, &'static str)> {
+    match state {
+        RequestState::Held(code) | RequestState::Refused(code) | RequestState::Withdrawn(code) => {
+            Some((code.meaning(), code.next_action()))
+        }
+        RequestState::Queued => Some((
+            "It has not been taken up yet.",
+            "Nothing, while a worker runs; `mergeberg worker` starts one.",
+        )),
+        RequestState::Planning | RequestState::Staged | RequestState::Checking => {
+            Some(("It rides a train that is staged and checked now.", "Nothing."))
+        }
+        RequestState::Landing => Some(("Its landing is under way.", "Nothing.")),
+        RequestState::Unknown => Some((
+            "The catalog was asked to land it, and nobody knows yet what it did.",
+            "Nothing: the worker reads it from the catalog before anything else lands.",
+        )),
+        RequestState::InReview => Some((
+            "It was written under a structure of the table that no reviewer has accepted yet.",
+            "A reviewer looks at `mergeberg review list` and approves or rejects the change.",
+        )),
+        RequestState::Landed | RequestState::AlreadyPublished | RequestState::Cancelled => None,
+    }
 }
 
 /// `open` in arrival order.
@@ -77,10 +107,13 @@ fn render(explained: &Explained) -> String {
         why.push(("reason", (*meaning).to_owned()));
         why.push(("next", (*next).to_owned()));
     }
+    if let Some(text) = request.detail.as_ref().and_then(|detail| detail.get(TEXT)).and_then(Value::as_str) {
+        why.insert(why.len().min(1), ("exactly", one_line(text)));
+    }
     if let Some(position) = position {
         why.push(("position", describe_position(position)));
     }
-    let word = if request.state.is_final() { "took" } else { "waits since" };
+    let word = if request.state.is_final() { "took" } else { "waiting" };
     why.push((word, duration(*waited_ms)));
     if let Some(rows) = vanished_rows(request, attempts) {
         why.push((
@@ -92,8 +125,10 @@ fn render(explained: &Explained) -> String {
 
     if let Some(detail) = &request.detail {
         let mut lines = Vec::new();
-        describe(detail, 0, &mut lines);
-        text.push_str("\ndetail\n");
+        describe(&without_text(detail), 0, &mut lines);
+        if !lines.is_empty() {
+            text.push_str("\ndetail\n");
+        }
         for line in lines.iter().take(MAX_DETAIL_LINES) {
             text.push_str(&format!("  {line}\n"));
         }
@@ -123,6 +158,15 @@ fn describe_position(position: &Position) -> String {
         named.push(format!("and {} more", ahead.len() - MAX_NAMED_AHEAD));
     }
     format!("{place} of {open}, behind {}", named.join(", "))
+}
+
+/// The sentence stands above, with the reason.
+fn without_text(detail: &Value) -> Value {
+    let mut rest = detail.clone();
+    if let Some(map) = rest.as_object_mut() {
+        map.remove(TEXT);
+    }
+    rest
 }
 
 /// JSON as indented lines: what an object holds stands under its key.
@@ -266,7 +310,6 @@ fn indent(text: &str) -> String {
 mod tests {
     use mergeberg_kernel::ids::{Digest, SnapshotId, TrainId};
     use mergeberg_kernel::reason::ReasonCode;
-    use mergeberg_kernel::state::RequestState;
 
     use super::super::request::tests::row;
     use super::super::testing::START_MS;
@@ -380,7 +423,10 @@ history
         let open = [RequestId(4), RequestId(7), RequestId(9)];
         let code = ReasonCode::OverlapsAhead;
         let explained = Explained {
-            request: row(9, "ingest/a", RequestState::Held(code)),
+            request: RequestRow {
+                detail: Some(serde_json::json!({ "text": "waits for request 7" })),
+                ..row(9, "ingest/a", RequestState::Held(code))
+            },
             meaning: Some(code.meaning()),
             next: Some(code.next_action()),
             position: position(RequestId(9), &open),
@@ -392,10 +438,13 @@ history
         let (_, tail) = text.split_once("\nwhy\n").unwrap();
         assert!(
             tail.starts_with(
-                "\x20 reason       The request touches what a request ahead of it is publishing.
-  next         Nothing: it is taken up when the one ahead has ended.
-  position     3 of 3, behind 4, 7
-  waits since  1 min 05 s
+                "\x20 reason    The request touches what a request ahead of it is publishing.
+  exactly   waits for request 7
+  next      Nothing: it is taken up when the one ahead has ended.
+  position  3 of 3, behind 4, 7
+  waiting   1 min 05 s
+
+history
 "
             ),
             "{tail}"

@@ -7,7 +7,7 @@ use mergeberg_kernel::structure::StructureId;
 use sqlx::QueryBuilder;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
 
-use super::apply::{Step, take};
+use super::apply::{BATCH_ROWS, Step, take};
 use super::decode::Fields;
 use super::error::LedgerError;
 use super::events::{EventKind, NewEvent, append};
@@ -227,6 +227,25 @@ impl Ledger {
         Ok(readable(&rows)?.rows)
     }
 
+    /// Requests of a target that ride a train whose landing is not on its way, in arrival order.
+    pub async fn riding(
+        &self,
+        table_uuid: &TableUuid,
+        target: &RefName,
+    ) -> Result<Vec<RequestId>, LedgerError> {
+        let ids: Vec<i64> = sqlx::query_scalar(
+            "SELECT id FROM merge_request
+             WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
+               AND state IN ('planning', 'staged', 'checking')
+             ORDER BY id",
+        )
+        .bind(table_uuid.as_str())
+        .bind(target.as_str())
+        .fetch_all(&self.readers)
+        .await?;
+        Ok(ids.into_iter().map(RequestId).collect())
+    }
+
     /// Where something has not ended: the lanes that a tick drives. A renamed or replaced table has a lane
     /// for each name and uuid that was enqueued (rule C11).
     pub async fn open_tables(&self) -> Result<Vec<(TableName, TableUuid, RefName)>, LedgerError> {
@@ -289,29 +308,31 @@ impl Ledger {
         Ok(names.into_iter().map(RefName).collect())
     }
 
-    /// For every waiting request of a target: snapshots that published the same pinned head before.
-    pub async fn published_before(
+    /// Which of these heads were landed on a target, each with the snapshot that published it.
+    pub async fn landed_pins(
         &self,
         table_uuid: &TableUuid,
         target: &RefName,
+        pins: &[SnapshotId],
     ) -> Result<Vec<(SnapshotId, SnapshotId)>, LedgerError> {
-        let rows = sqlx::query(
-            "SELECT DISTINCT done.id, done.pinned, done.landed_snapshot
-             FROM merge_request AS waiting JOIN merge_request AS done
-               ON done.table_uuid = waiting.table_uuid AND done.target = waiting.target
-              AND done.pinned = waiting.pinned AND done.state = 'landed'
-             WHERE waiting.table_uuid = $1 AND waiting.target = $2 AND waiting.ended_at_ms IS NULL",
-        )
-        .bind(table_uuid.as_str())
-        .bind(target.as_str())
-        .fetch_all(&self.readers)
-        .await?;
-        let mut published = Vec::with_capacity(rows.len());
-        for row in &rows {
-            let f = Fields::new("merge_request", "id", row);
-            published.push((f.snapshot("pinned")?, f.snapshot("landed_snapshot")?));
+        let mut landed = Vec::new();
+        for batch in pins.chunks(BATCH_ROWS) {
+            let mut query = QueryBuilder::<Sqlite>::new(
+                "SELECT id, pinned, landed_snapshot FROM merge_request WHERE state = 'landed' AND table_uuid = ",
+            );
+            query.push_bind(table_uuid.as_str()).push(" AND target = ").push_bind(target.as_str());
+            query.push(" AND pinned IN (");
+            let mut list = query.separated(", ");
+            for pin in batch {
+                list.push_bind(pin.0);
+            }
+            query.push(")");
+            for row in &query.build().fetch_all(&self.readers).await? {
+                let f = Fields::new("merge_request", "id", row);
+                landed.push((f.snapshot("pinned")?, f.snapshot("landed_snapshot")?));
+            }
         }
-        Ok(published)
+        Ok(landed)
     }
 
     /// Pins a waiting request to another head of its branch (class rule `repin`).

@@ -8,6 +8,7 @@ use futures::stream::{self, StreamExt};
 use mergeberg_kernel::admission::{RequestFacts, SourceNow, StructureStanding};
 use mergeberg_kernel::change::{ChangeSet, FileFact, RewriteProof};
 use mergeberg_kernel::classify::{Origin, TargetChange, TargetSide};
+use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{Digest, RefName, SnapshotId};
 use mergeberg_kernel::lineage::{BaseFinding, Line, SnapshotFact};
 use mergeberg_kernel::partition::Partition;
@@ -70,21 +71,23 @@ impl Worker {
         let facts = &table.facts;
         let head = facts.head(&lane.target);
         let line = facts.snapshots.line(head);
-        let published = match head {
-            Some(head) => facts.snapshots.published_by(head),
-            None => HashMap::new(),
-        };
         let log: Vec<(SnapshotId, i64)> =
             facts.snapshot_log.iter().map(|entry| (entry.snapshot_id, entry.timestamp_ms)).collect();
-        let mut receipts: HashMap<SnapshotId, Vec<SnapshotId>> = HashMap::new();
-        for (pinned, landed) in self.ledger.published_before(&lane.uuid, &lane.target).await? {
-            receipts.entry(pinned).or_default().push(landed);
-        }
         let mut sides: HashMap<Option<SnapshotId>, Arc<TargetSide>> = HashMap::new();
         let largest = policy.classes.iter().map(|c| c.batch_size).max().unwrap_or(1);
         let window = largest.max(mergeberg_kernel::policy::DEFAULT_BATCH_SIZE) * WINDOW_BATCHES;
         let rows: Vec<RequestRow> = rows.into_iter().take(window).collect();
-        self.read_ahead(&table, &line, &rows).await;
+        let sources: Vec<Vec<SnapshotId>> =
+            rows.iter().map(|r| source_line(facts, &line, r.pinned)).collect();
+        self.read_ahead(&table, &sources).await;
+        let receipts = self.receipts(lane, &sources).await?;
+        let mut published = match head {
+            Some(head) => facts.snapshots.published_by(head),
+            None => HashMap::new(),
+        };
+        for source in &sources {
+            add_received(source, &receipts, &line, &mut published);
+        }
         let mut requests = Vec::with_capacity(rows.len());
         let mut all_fresh = true;
         for row in &rows {
@@ -169,23 +172,29 @@ impl Worker {
 
     /// Reads the manifests of every source at once into the cache: one by one, the worker would wait for
     /// storage most of the time. An error is met again, and told, where the request is looked at.
-    async fn read_ahead(&self, table: &LoadedTable, line: &Line, rows: &[RequestRow]) {
-        let mut wanted: Vec<&SnapshotFact> = Vec::new();
-        for row in rows {
-            let mut next = Some(row.pinned);
-            while let Some(snapshot) =
-                next.filter(|id| !line.contains(*id)).and_then(|id| table.facts.snapshots.get(id))
-                && wanted.len() < MAX_READ_AHEAD
-            {
-                wanted.push(snapshot);
-                next = snapshot.parent;
-            }
-        }
+    async fn read_ahead(&self, table: &LoadedTable, sources: &[Vec<SnapshotId>]) {
+        let wanted: Vec<&SnapshotFact> = sources
+            .iter()
+            .flatten()
+            .filter_map(|id| table.facts.snapshots.get(*id))
+            .take(MAX_READ_AHEAD)
+            .collect();
         stream::iter(wanted)
             .map(|snapshot| self.store.changes(table, snapshot))
             .buffer_unordered(PARALLEL_SOURCES)
             .for_each(|_| std::future::ready(()))
             .await;
+    }
+
+    /// Receipts for any snapshot of these sources: what was pinned, and as what it landed.
+    async fn receipts(&self, lane: &Lane, sources: &[Vec<SnapshotId>]) -> Result<Receipts, WorkerError> {
+        let pins: BTreeSet<SnapshotId> = sources.iter().flatten().copied().collect();
+        let pins: Vec<SnapshotId> = pins.into_iter().collect();
+        let mut receipts = Receipts::new();
+        for (pinned, landed) in self.ledger.landed_pins(&lane.uuid, &lane.target, &pins).await? {
+            receipts.entry(pinned).or_default().push(landed);
+        }
+        Ok(receipts)
     }
 
     /// Changes of the target after `base`, oldest first. Reads only manifests written since.
@@ -323,6 +332,40 @@ impl Worker {
             _ => (None, false),
         };
         Ok(SourceChange { change, proof, parent_files, filter, reads_target })
+    }
+}
+
+/// By pinned head: the snapshots that published it.
+type Receipts = HashMap<SnapshotId, Vec<SnapshotId>>;
+
+/// The snapshots from the pin back to the target's line, newest first.
+fn source_line(facts: &TableFacts, line: &Line, pinned: SnapshotId) -> Vec<SnapshotId> {
+    let mut ids = Vec::new();
+    let mut next = Some(pinned);
+    // A cycle cannot come from a valid table; a damaged one must not hang the queue.
+    while let Some(snapshot) = next.filter(|id| !line.contains(*id)).and_then(|id| facts.snapshots.get(id))
+        && ids.len() < facts.snapshots.len()
+    {
+        ids.push(snapshot.id);
+        next = snapshot.parent;
+    }
+    ids
+}
+
+/// Rule C9: a receipt whose candidate is in the target's line proves that the pinned head and all before it
+/// are published, whatever the stamps say: a replay stamps an operation of two snapshots once.
+fn add_received(
+    source: &[SnapshotId],
+    receipts: &Receipts,
+    line: &Line,
+    published: &mut HashMap<SnapshotId, SnapshotId>,
+) {
+    let live = |id: &SnapshotId| receipts.get(id)?.iter().copied().find(|landed| line.contains(*landed));
+    let Some((at, landed)) = source.iter().enumerate().find_map(|(at, id)| Some((at, live(id)?))) else {
+        return;
+    };
+    for id in source.iter().skip(at) {
+        published.entry(*id).or_insert(landed);
     }
 }
 

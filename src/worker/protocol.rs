@@ -22,7 +22,7 @@ use mergeberg_kernel::admission::{Car, TargetPlan, Verdict, plan_train};
 use mergeberg_kernel::classify::Witness;
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::facts::{RefFact, RefKind};
-use mergeberg_kernel::ids::{Epoch, IntentId, RefName, RequestId, SnapshotId, TrainId};
+use mergeberg_kernel::ids::{Epoch, IntentId, QueueId, RefName, RequestId, SnapshotId, TrainId};
 use mergeberg_kernel::policy::{ClassPolicy, OnSourceMoved};
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::{RequestEvent, RequestState};
@@ -33,7 +33,7 @@ use super::context::{Lane, Worker, temporary_ref};
 use super::error::WorkerError;
 use super::gather::Gathered;
 use super::losses::{Loss, conflict};
-use super::pins::age_of;
+use super::pins::{age_of, pins_of};
 use super::settle::{Finding, read_outcome};
 use super::stage::{Candidates, CarFailure, Staging, VANISHED_ROWS};
 use super::step::{Step, reached};
@@ -550,7 +550,8 @@ impl Worker {
         let now_ms = self.now_ms();
         let mut tries = 0;
         loop {
-            let (requirements, updates) = landing(gathered, &table, fence, &candidates, &keep, now_ms);
+            let (requirements, updates) =
+                landing(self.ledger.queue_id(), gathered, &table, fence, &candidates, &keep, now_ms);
             let (loss, why) = match self.catalog.commit(&table, &requirements, updates).await {
                 CommitOutcome::Landed(_) => {
                     reached(Step::Landed);
@@ -748,6 +749,7 @@ fn grew(table: &LoadedTable, candidates: &Candidates, name: &RefName) -> bool {
 
 /// The landing commit of design section 7.
 fn landing(
+    queue: &QueueId,
     gathered: &Gathered,
     table: &LoadedTable,
     fence: &RefName,
@@ -788,6 +790,8 @@ fn landing(
             requirements.push(source_at_pin(car));
             updates.push(Update::RemoveRef(car.source.clone()));
         }
+        // What the pins kept is on the target now.
+        updates.extend(pins_of(&table.facts, queue, car.request).map(Update::RemoveRef));
         if let (Some(name), Some(tail)) = (tag_name(&car.class, car.request, now_ms), staged.tail()) {
             requirements.push(Requirement::RefAt { name: name.clone(), at: None, role: RefRole::NewName });
             updates.push(Update::SetRef(RefFact {

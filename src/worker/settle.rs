@@ -7,7 +7,6 @@
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::ids::{Epoch, QueueId, RefName, SnapshotId, TrainId};
 use mergeberg_kernel::lineage::ChainEnd;
-use mergeberg_kernel::state::RequestState;
 
 use super::context::{Lane, Worker, temporary_prefix};
 use super::error::WorkerError;
@@ -232,16 +231,7 @@ impl Worker {
                 self.ledger.set_train_status(epoch, &train.train, TrainStatus::Dropped).await?;
             }
         }
-        let stuck: Vec<_> = self
-            .ledger
-            .unfinished(&lane.uuid, &lane.target)
-            .await?
-            .into_iter()
-            .filter(|row| {
-                matches!(row.state, RequestState::Planning | RequestState::Staged | RequestState::Checking)
-            })
-            .map(|row| row.id)
-            .collect();
+        let stuck = self.ledger.riding(&lane.uuid, &lane.target).await?;
         if !stuck.is_empty() {
             self.requeue(epoch, stuck.into_iter(), "its worker ended; planned again").await?;
         }

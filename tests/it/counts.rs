@@ -13,11 +13,10 @@ use mergeberg::table::loaded::LoadedTable;
 use mergeberg::table::snapshot_writer::{AddedFile, SnapshotChange, SnapshotWriter};
 use mergeberg::worker::context::Worker;
 use mergeberg_kernel::commit::{NewSnapshot, Requirement, Update};
-use mergeberg_kernel::evidence::CheckResult;
 use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::ids::{Principal, RequestId, SnapshotId, TableName};
 
-use crate::support::{House, ORDERS_POLICY, batch_on, branch, drain, main_branch, order};
+use crate::support::{House, ORDERS_POLICY, batch_on, branch, drain, main_branch};
 
 /// Requests that one train carries in these tests: the class's default batch size.
 const BATCH: usize = 50;
@@ -203,4 +202,35 @@ async fn a_thousand_disjoint_appends_cost_two_commits_for_fifty() {
     // Three checks of metadata or rows are declared; one scan serves a train, the other two a car each.
     let rows = evidence(&house, &requests[..BATCH]).await;
     assert_eq!(rows.len(), 2 * BATCH + 1);
+}
+
+/// Appends of one file each, a manifest each, in one commit to main.
+async fn many_manifests(house: &House, count: usize) {
+    let table = house.loaded().await;
+    let off = [("commit.manifest-merge.enabled".to_owned(), "false".to_owned())].into();
+    commit(house, &table, vec![Update::SetProperties(off)]).await;
+    let table = house.loaded().await;
+    let parent = table.facts.head(&main_branch()).and_then(|id| table.facts.snapshots.get(id));
+    let changes = files(house, count)
+        .await
+        .into_iter()
+        .zip(1_i64..)
+        .map(|(file, number)| append_of(SnapshotId(1_000_000 + number), file, house))
+        .collect();
+    let t = std::time::Instant::now();
+    let mut writer = SnapshotWriter::on(&house.writer.store, &table, parent).await.unwrap();
+    let snapshots = writer.add_all(changes).await.unwrap();
+    eprintln!("chain {:?}", t.elapsed());
+    let head =
+        RefFact { snapshot_id: snapshots.last().unwrap().id, ..table.facts.refs[&main_branch()].clone() };
+    let mut updates: Vec<Update> = snapshots.into_iter().map(Update::AddSnapshot).collect();
+    updates.push(Update::SetRef(head));
+    commit(house, &table, updates).await;
+    eprintln!("committed {:?}", t.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_branch_is_classified_by_the_manifests_written_since_its_base() {
+    let house = House::orders(ORDERS_POLICY).await;
+    many_manifests(&house, 2000).await;
 }

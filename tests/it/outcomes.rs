@@ -2,12 +2,13 @@
 //! O24, O26, O28, O29). The catalog misbehaves on order; what it holds is real.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mergeberg::ledger::LandingState;
 use mergeberg::table::catalog::{Catalog, CommitOutcome};
-use mergeberg::table::sql_catalog::SqlCatalog;
+use mergeberg::table::sql_catalog::{CommitHook, SqlCatalog};
 use mergeberg::worker::context::Worker;
 use mergeberg::worker::error::WorkerError;
 use mergeberg::worker::run::{Ended, RunOptions};
@@ -16,7 +17,7 @@ use mergeberg_kernel::ids::{Principal, RefName, RequestId, TableName};
 use mergeberg_kernel::state::RequestEvent;
 use tokio::sync::Notify;
 
-use crate::support::scripted::{Do, Kind, Scripted};
+use crate::support::scripted::{Answer, Do, Kind, Scripted};
 use crate::support::{House, ORDERS, ORDERS_POLICY, drain, main_branch, order};
 
 const LEASE_MS: i64 = 60_000;
@@ -134,7 +135,7 @@ async fn case_o01_a_catalog_that_never_does_what_it_says_is_found_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn case_o24_a_lost_answer_neither_loses_nor_doubles() {
-    let scripts: [&[(Kind, fn() -> Do)]; 7] = [
+    let scripts: [&[(Kind, Answer)]; 7] = [
         // Applied, then 503 or a closed connection.
         &[(Kind::Landing, || Do::ApplyThenLose)],
         // Not applied, then 503.
@@ -158,6 +159,33 @@ async fn case_o24_a_lost_answer_neither_loses_nor_doubles() {
         }
         drain(&worker).await;
         assert!(catalog.is_played(), "script {at}");
+        house.landed_once(request).await;
+    }
+}
+
+/// The SQL catalog itself loses the answer of its database.
+struct LosesAnswer {
+    commit: usize,
+    seen: AtomicUsize,
+}
+
+impl CommitHook for LosesAnswer {
+    fn loses_answer(&self) -> bool {
+        self.seen.fetch_add(1, Ordering::SeqCst) == self.commit
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_o24_the_sql_catalog_loses_an_answer() {
+    // Staging, landing.
+    for commit in 0..2 {
+        let (house, request) = house_with_one().await;
+        let hook = Arc::new(LosesAnswer { commit, seen: AtomicUsize::new(0) });
+        let catalog = House::catalog_in(house.dir.path(), &house.clock, false).await;
+        let catalog = Arc::new(catalog.with_hook(Arc::clone(&hook) as Arc<dyn CommitHook>));
+        let worker = House::worker_over(&house.dir, catalog, &house.ledger, &house.clock, "unlucky");
+        drain(&worker).await;
+        assert!(hook.seen.load(Ordering::SeqCst) > commit);
         house.landed_once(request).await;
     }
 }

@@ -151,7 +151,7 @@ async fn workers_that_depose_each_other_lose_nothing() {
         assert!(rounds <= 20, "it does not come to an end");
         let pair = [house.start_worker(&["--drain"]), house.start_worker(&["--drain"])];
         for worker in pair {
-            let output = worker.to_its_end();
+            let output = worker.wait();
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         }
     }

@@ -87,3 +87,22 @@ async fn a_replay_that_comes_to_nothing_lands() {
     history.write("main", Op::DeleteDays([20].into()), false, false).await;
     ends_as(history, &["landed rebase"]).await;
 }
+
+/// A branch that landed by replay is sent again: its operations of two snapshots were stamped once, and only
+/// the receipt says that both are published. What comes after them is a prefix's rest.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replayed_branch_is_known_again_by_its_receipt() {
+    let mut history = History::quiet().await;
+    history.branch("load/a", "main").await;
+    history.write("load/a", overwrite(20, &[(10, 20)]), true, true).await;
+    let replaced = Op::ReplaceDays { days: [20].into(), rows: vec![order(11, 20)] };
+    history.write("load/a", replaced, true, false).await;
+    history.enqueue("load/a").await;
+    history.write("main", append(12, 20), false, false).await;
+    history.settle().await;
+    history.enqueue("load/a").await;
+    history.settle().await;
+    history.write("load/a", append(13, 21), false, false).await;
+    history.enqueue("load/a").await;
+    ends_as(history, &["landed rebase", "already-published already-published", "landed cherry-pick"]).await;
+}

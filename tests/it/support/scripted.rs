@@ -38,11 +38,14 @@ pub enum Do {
     FirstThenIgnoreTarget(BoxFuture<'static, ()>),
 }
 
+/// Makes an answer; each commit gets its own.
+pub type Answer = fn() -> Do;
+
 pub struct Scripted {
     inner: Arc<SqlCatalog>,
     script: Mutex<VecDeque<(Kind, Do)>>,
     /// The answer to every commit of a kind that the script does not speak of.
-    always: Mutex<Option<(Kind, fn() -> Do)>>,
+    always: Mutex<Option<(Kind, Answer)>>,
     silent: AtomicBool,
     commits: Mutex<Vec<Kind>>,
 }
@@ -63,7 +66,7 @@ impl Scripted {
         self.script.lock().unwrap().push_back((kind, act));
     }
 
-    pub fn always(&self, kind: Kind, act: fn() -> Do) {
+    pub fn always(&self, kind: Kind, act: Answer) {
         *self.always.lock().unwrap() = Some((kind, act));
     }
 
