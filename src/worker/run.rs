@@ -240,6 +240,9 @@ impl Worker {
             let text = "the outcome of a landing is not known yet";
             return self.all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TableHeld), text).await;
         }
+        // Requests first, the table after them: a request that is younger than the table as it is looked at
+        // pins a snapshot that is not in it, and would look as if its branch had been reset.
+        let waiting = self.waiting(lane).await?;
         // Settling may have moved the table.
         let table = match self.catalog.load(&lane.table).await {
             Ok(table) if table.facts.uuid == lane.uuid => table,
@@ -262,7 +265,6 @@ impl Worker {
         }
         let structures = self.structures(lane, &table, &policy.digest()).await?;
         let now_ms = self.now_ms();
-        let waiting = self.waiting(lane).await?;
         let table = self.keep_pins(lane, table, &waiting).await?;
         let waiting: Vec<RequestRow> =
             waiting.into_iter().filter(|row| !waits_for_its_check(row, now_ms)).collect();
