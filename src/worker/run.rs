@@ -374,8 +374,8 @@ impl Worker {
             let text = format!("{} is another table now; enqueued was uuid {}", lane.table, lane.uuid);
             return Ok(Found::Refuse(ReasonCode::TableReplaced, text));
         }
-        // It may be registered again, or the catalog is not the one it was; only another uuid is an answer.
-        Ok(Found::Hold(ReasonCode::TableNotFound, format!("{} is not in the catalog any more", lane.table)))
+        // Its branches went with it: whoever registers it again enqueues them again (case O36).
+        Ok(Found::Refuse(ReasonCode::TableNotFound, format!("{} is not in the catalog any more", lane.table)))
     }
 }
 

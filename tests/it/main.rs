@@ -14,6 +14,7 @@ mod counts;
 mod crashes;
 mod demo;
 mod engines;
+mod enqueue_race;
 mod oracle;
 mod outcomes;
 mod pins;
