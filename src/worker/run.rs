@@ -240,8 +240,8 @@ impl Worker {
             let text = "the outcome of a landing is not known yet";
             return self.all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TableHeld), text).await;
         }
-        // Requests first, the table after them: a request that is younger than the table as it is looked at
-        // pins a snapshot that is not in it, and would look as if its branch had been reset.
+        // Before the table: a request that comes in between pinned a head that an older table does not show,
+        // and would be taken for one whose branch was reset or removed (rule S2).
         let waiting = self.waiting(lane).await?;
         // Settling may have moved the table.
         let table = match self.catalog.load(&lane.table).await {
@@ -271,7 +271,7 @@ impl Worker {
         if waiting.is_empty() {
             return Ok(Progress::default());
         }
-        let gathered = match self.gather(lane, table, Arc::clone(policy), waiting, &structures).await {
+        let mut gathered = match self.gather(lane, table, Arc::clone(policy), waiting, &structures).await {
             Ok(gathered) => gathered,
             Err(WorkerError::Table(error)) if error.is_own_fault() => {
                 // The target's own history cannot be read: nobody's request is at fault.
@@ -285,7 +285,11 @@ impl Worker {
                 self.open_review(lane, &gathered.table, &structures, structure).await?;
             }
         }
-        self.run_train(epoch, gathered).await
+        // A train waits for the disk most of its time; meanwhile the sources of the next one are read.
+        let table = Arc::clone(&gathered.table);
+        let next = std::mem::take(&mut gathered.next_sources);
+        let (progress, ()) = tokio::join!(self.run_train(epoch, gathered), self.read_ahead(&table, &next));
+        progress
     }
 
     /// The lane's waiting requests. What cannot be read is told and left out (case O36).
@@ -313,6 +317,8 @@ impl Worker {
         };
         self.sweep(epoch, lane).await?;
         self.watch_target(lane, &table, policy).await?;
+        // Those of requests that ended without landing (case O22).
+        self.keep_pins(lane, table, &[]).await?;
         Ok(())
     }
 
