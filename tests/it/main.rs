@@ -5,6 +5,7 @@
 mod bad_input;
 mod bad_input_world;
 mod binary;
+mod busy_writers;
 mod cases_meaning;
 mod cases_publishing;
 mod cases_queue;
@@ -14,7 +15,6 @@ mod counts;
 mod crashes;
 mod demo;
 mod engines;
-mod enqueue_race;
 mod oracle;
 mod outcomes;
 mod pins;

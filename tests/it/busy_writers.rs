@@ -1,4 +1,4 @@
-//! Requests that arrive while a tick is under way.
+//! Pipelines write and enqueue while a tick is under way.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -15,6 +15,7 @@ use mergeberg::table::sql_catalog::SqlCatalog;
 use mergeberg_kernel::commit::{Requirement, Update};
 use mergeberg_kernel::ids::{Principal, RefName, TableName};
 
+use crate::support::scripted::{Do, Kind, Scripted};
 use crate::support::{House, ORDERS_POLICY, batch, branch, drain, order};
 
 /// Right after each load, before anybody looks at the table, somebody does something.
@@ -56,13 +57,11 @@ impl Catalog for Busy {
     }
 }
 
-/// Writes to a branch that is there, and enqueues it.
-fn write_and_enqueue(house: &House, name: String, id: i64) -> BoxFuture<'static, ()> {
-    let (catalog, ledger, table) = (Arc::clone(&house.catalog), house.ledger.clone(), house.table.clone());
-    let policies = PolicyFolder::new(house.dir.path().join("policies"));
-    let now_ms = house.now();
+/// Writes to a branch that is there.
+fn write(house: &House, name: String, id: i64) -> BoxFuture<'static, ()> {
+    let (catalog, table) = (Arc::clone(&house.catalog), house.table.clone());
     let writer = BranchWriter {
-        catalog: Arc::clone(&catalog) as Arc<dyn Catalog>,
+        catalog: catalog as Arc<dyn Catalog>,
         store: ManifestStore::new(16 << 20),
         clock: Arc::clone(&house.writer.clock),
         random: Arc::clone(&house.writer.random),
@@ -76,6 +75,17 @@ fn write_and_enqueue(house: &House, name: String, id: i64) -> BoxFuture<'static,
             summary: Default::default(),
         };
         writer.write(&table, write).await.unwrap();
+    })
+}
+
+/// Writes to a branch that is there, and enqueues it.
+fn write_and_enqueue(house: &House, name: String, id: i64) -> BoxFuture<'static, ()> {
+    let (catalog, ledger, table) = (Arc::clone(&house.catalog), house.ledger.clone(), house.table.clone());
+    let policies = PolicyFolder::new(house.dir.path().join("policies"));
+    let now_ms = house.now();
+    let written = write(house, name.clone(), id);
+    Box::pin(async move {
+        written.await;
         let policies = policies.read().unwrap();
         let context =
             EnqueueContext { catalog: catalog.as_ref(), ledger: &ledger, policies: &policies, now_ms };
@@ -115,5 +125,41 @@ async fn a_request_that_is_younger_than_the_table_as_loaded_is_not_taken_for_res
     }
     let expected: Vec<i64> = (1..=3).chain(100..=100 + LOADS).collect();
     assert_eq!(house.keys("main").await, expected);
+    house.assert_sound().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_train_does_not_start_anew_because_other_branches_are_written() {
+    const WRITES: i64 = 5;
+    let house = House::orders(ORDERS_POLICY).await;
+    let mut requests = Vec::new();
+    for (id, name) in [(100, "ingest/a"), (101, "ingest/b")] {
+        house.append_on_new(name, &[order(id, 22)]).await;
+        requests.push(house.enqueue(name).await);
+    }
+    house.branch("ingest/busy").await;
+    let catalog = Scripted::over(&house.catalog);
+    for id in 0..WRITES {
+        catalog.next(Kind::Staging, Do::First(write(&house, "ingest/busy".to_owned(), 200 + id)));
+    }
+    let through = Arc::clone(&catalog) as Arc<dyn Catalog>;
+    let worker = House::worker_over(&house.dir, through, &house.ledger, &house.clock, "patient");
+    drain(&worker).await;
+
+    assert!(catalog.is_played());
+    for request in &requests {
+        let row = house.request(*request).await;
+        assert_eq!((row.state.to_string().as_str(), row.attempts), ("landed", 1), "{:?}", row.detail);
+    }
+    assert_eq!(catalog.commits(Kind::Staging), 6, "five were lost, the sixth applied");
+    assert_eq!(house.keys("main").await, [1, 2, 3, 100, 101]);
+    // What was written for the lost ones is gone: one manifest list stands for the picked snapshot.
+    let picked = house.request(requests[1]).await.landed_snapshot.unwrap();
+    let folder = house.loaded().await.metadata_location.rsplit_once('/').unwrap().0.replace("file://", "");
+    let lists = std::fs::read_dir(folder).unwrap().filter(|entry| {
+        let name = entry.as_ref().unwrap().file_name().into_string().unwrap();
+        name.starts_with(&format!("snap-{picked}-"))
+    });
+    assert_eq!(lists.count(), 1);
     house.assert_sound().await;
 }
