@@ -1,7 +1,7 @@
 //! `request explain`: why a request is where it is, in one view.
 
 use mergeberg_kernel::evidence::{CheckResult, Evidence, Violation};
-use mergeberg_kernel::ids::RequestId;
+use mergeberg_kernel::ids::{RequestId, SnapshotId};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -30,9 +30,19 @@ struct Position {
     ahead: Vec<RequestId>,
 }
 
+/// The head that a landed request's train made (rule E2). Only heads are validated: the snapshots between are
+/// in the target's history, but what serves a whole train was looked at in the head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct LandedIn {
+    head: SnapshotId,
+    /// The request's own snapshot is that head.
+    validated: bool,
+}
+
 #[derive(Debug, Serialize)]
 struct Explained {
     request: RequestRow,
+    landed_in: Option<LandedIn>,
     /// What the state's reason means, and what to do.
     meaning: Option<&'static str>,
     next: Option<&'static str>,
@@ -51,7 +61,12 @@ pub async fn explain(ledger: &Ledger, id: RequestId, now_ms: i64) -> Result<Answ
         position(id, &open.iter().map(|row| row.id).collect::<Vec<_>>())
     };
     let reason = request.state.reason();
+    let receipt = ledger.receipt_of_request(id).await?;
     let explained = Explained {
+        landed_in: receipt.map(|receipt| {
+            let head = receipt.intent.tail;
+            LandedIn { head, validated: request.landed_snapshot == Some(head) }
+        }),
         meaning: reason.map(|code| code.meaning()),
         next: reason.map(|code| code.next_action()),
         position,
@@ -70,7 +85,7 @@ fn position(id: RequestId, open: &[RequestId]) -> Option<Position> {
 }
 
 fn render(explained: &Explained) -> String {
-    let Explained { request, meaning, next, position, waited_ms, evidence, attempts } = explained;
+    let Explained { request, landed_in, meaning, next, position, waited_ms, evidence, attempts } = explained;
     let mut text = render_row(request);
     let mut why = Vec::new();
     if let (Some(meaning), Some(next)) = (meaning, next) {
@@ -79,6 +94,14 @@ fn render(explained: &Explained) -> String {
     }
     if let Some(position) = position {
         why.push(("position", describe_position(position)));
+    }
+    match landed_in {
+        Some(LandedIn { head, validated: true }) => why.push(("validated", format!("as snapshot {head}"))),
+        Some(LandedIn { head, validated: false }) => why.push((
+            "validated",
+            format!("not by itself, but in snapshot {head}, the head that its train made; roll back to that"),
+        )),
+        None => {}
     }
     let word = if request.state.is_final() { "took" } else { "waits since" };
     why.push((word, duration(*waited_ms)));
@@ -264,7 +287,7 @@ fn indent(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use mergeberg_kernel::ids::{Digest, SnapshotId, TrainId};
+    use mergeberg_kernel::ids::{Digest, TrainId};
     use mergeberg_kernel::reason::ReasonCode;
     use mergeberg_kernel::state::RequestState;
 
@@ -327,6 +350,7 @@ mod tests {
             "ahead": [7, 8]
         }));
         let explained = Explained {
+            landed_in: None,
             meaning: Some(code.meaning()),
             next: Some(code.next_action()),
             position: None,
@@ -381,6 +405,7 @@ history
         let code = ReasonCode::OverlapsAhead;
         let explained = Explained {
             request: row(9, "ingest/a", RequestState::Held(code)),
+            landed_in: None,
             meaning: Some(code.meaning()),
             next: Some(code.next_action()),
             position: position(RequestId(9), &open),
@@ -416,6 +441,7 @@ history
         let attempts = [told("t1", 7), told("t2", 2), landed.clone()];
         assert_eq!(vanished_rows(&request, &attempts), Some(2), "another train's figure is not its own");
         let explained = Explained {
+            landed_in: None,
             meaning: None,
             next: None,
             position: None,
@@ -429,6 +455,24 @@ history
         assert_eq!(vanished_rows(&request, &[landed]), None);
     }
 
+    /// Rule E2: roll-back advice offers heads only.
+    #[test]
+    fn a_snapshot_between_heads_is_not_called_validated() {
+        let explained = |validated| Explained {
+            request: row(9, "ingest/a", RequestState::Landed),
+            landed_in: Some(LandedIn { head: SnapshotId(if validated { 41 } else { 49 }), validated }),
+            meaning: None,
+            next: None,
+            position: None,
+            waited_ms: 65_000,
+            evidence: Vec::new(),
+            attempts: Vec::new(),
+        };
+        assert!(render(&explained(true)).contains("validated  as snapshot 41\n"));
+        let text = render(&explained(false));
+        assert!(text.contains("validated  not by itself, but in snapshot 49, the head that its"), "{text}");
+    }
+
     #[test]
     fn long_details_are_cut_and_hostile_text_is_defused() {
         let lines: Vec<String> = (0..100).map(|n| format!("file-{n}\u{1b}[2J")).collect();
@@ -436,6 +480,7 @@ history
         request.detail = Some(serde_json::json!({ "files": lines }));
         let explained = Explained {
             request,
+            landed_in: None,
             meaning: None,
             next: None,
             position: None,
