@@ -21,7 +21,9 @@ use mergeberg_kernel::ids::{RefName, SnapshotId, TableName};
 use serde::{Deserialize, Serialize};
 
 use crate::case::{Place, TRAIN};
-use crate::prepare::{branch_at, change, must_land, now_ms, open_catalog, same_table, table_name};
+use crate::prepare::{
+    branch_at, change, clock_from, must_land, now_ms, open_catalog, same_table, table_name,
+};
 
 /// What one run came to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -96,20 +98,24 @@ impl Catalog for Counted {
 /// The queue is full: from the start of the worker until every request has landed.
 pub async fn land(place: &Place) -> anyhow::Result<Run> {
     let case = place.case()?;
-    let before = {
-        let catalog = open_catalog(place).await?;
-        catalog.load(&table_name()?).await?.facts.snapshots.len()
+    let (before, clock) = {
+        let catalog = open_catalog(place, Arc::new(now_ms)).await?;
+        let ledger = Ledger::open(place.ledger()).await?;
+        let newest = RequestFilter { limit: Some(1), ..RequestFilter::default() };
+        let newest = ledger.requests(&newest).await?.pop().context("the queue is empty")?;
+        ledger.close().await;
+        (catalog.load(&table_name()?).await?.facts.snapshots.len(), clock_from(newest.enqueued_at_ms))
     };
 
     let start = Instant::now();
-    let catalog = Arc::new(Counted::new(open_catalog(place).await?));
+    let catalog = Arc::new(Counted::new(open_catalog(place, Arc::clone(&clock)).await?));
     let ledger = Ledger::open(place.ledger()).await?;
     let worker = Worker::new(
         Arc::clone(&catalog) as Arc<dyn Catalog>,
         ledger.clone(),
         Arc::new(Engine::start()?),
         PolicyFolder::new(place.policies()),
-        Arc::new(now_ms),
+        clock,
         Arc::new(rand::random::<u64>),
         "bench".to_owned(),
     );
@@ -152,7 +158,7 @@ pub async fn land(place: &Place) -> anyhow::Result<Run> {
 /// temporary branch and one that moves `main` and drops what a landing drops. The files are known, nothing
 /// is read, checked or recorded.
 pub async fn floor(place: &Place) -> anyhow::Result<Run> {
-    let catalog = Counted::new(open_catalog(place).await?);
+    let catalog = Counted::new(open_catalog(place, Arc::new(now_ms)).await?);
     let name = table_name()?;
     let queue = branches(&catalog, &name).await?;
     let before = catalog.load(&name).await?.facts.snapshots.len();

@@ -56,13 +56,22 @@ pub fn now_ms() -> i64 {
     chrono::Utc::now().timestamp_millis()
 }
 
+/// A clock that goes on from `ms`: a run that is repeated later meets the queue at the same age.
+pub fn clock_from(ms: i64) -> Arc<dyn Fn() -> i64 + Send + Sync> {
+    let behind = now_ms() - ms;
+    Arc::new(move || now_ms() - behind)
+}
+
 pub fn table_name() -> anyhow::Result<TableName> {
     TABLE.parse().map_err(|e| anyhow!("{TABLE}: {e}"))
 }
 
-pub async fn open_catalog(place: &Place) -> anyhow::Result<SqlCatalog> {
+pub async fn open_catalog(
+    place: &Place,
+    clock: Arc<dyn Fn() -> i64 + Send + Sync>,
+) -> anyhow::Result<SqlCatalog> {
     let uri = place.catalog().display().to_string();
-    Ok(SqlCatalog::open(CATALOG, &uri, &place.warehouse(), Arc::new(now_ms)).await?)
+    Ok(SqlCatalog::open(CATALOG, &uri, &place.warehouse(), clock).await?)
 }
 
 /// A new branch without retention of its own.
@@ -176,6 +185,7 @@ impl House {
     async fn write_branches(&mut self, place: &Place, case: &Case, ledger: &Ledger) -> anyhow::Result<()> {
         let main = self.load().await?.facts.head(&RefName::main()).context("main is empty")?;
         let mut paths = Vec::with_capacity(case.requests);
+        let mut queue = Vec::with_capacity(case.requests);
         for request in 0..case.requests {
             let table = self.load().await?;
             let day = first_day()? + i32::try_from(request * case.days / case.requests)?;
@@ -191,7 +201,7 @@ impl House {
             let updates =
                 vec![Update::AddSnapshot(snapshot), Update::SetRef(branch_at(source.clone(), pinned))];
             must_land(self.catalog.commit(&table, &[], updates).await)?;
-            let new = NewRequest {
+            queue.push(NewRequest {
                 table: self.name.clone(),
                 table_uuid: table.facts.uuid.clone(),
                 source,
@@ -202,8 +212,11 @@ impl House {
                 idempotency_key: None,
                 structure: table.facts.structure(),
                 format_version: 2,
-            };
-            match ledger.enqueue(&new, now_ms()).await? {
+            });
+        }
+        // At last and at once: the queue is as old as it is in a burst.
+        for new in &queue {
+            match ledger.enqueue(new, now_ms()).await? {
                 Enqueued::New(_) => {}
                 other => bail!("a request was there already: {other:?}"),
             }

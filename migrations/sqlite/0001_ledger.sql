@@ -48,6 +48,8 @@ CREATE TABLE merge_request (
 ) STRICT;
 CREATE UNIQUE INDEX merge_request_key ON merge_request (idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE INDEX merge_request_open ON merge_request (table_uuid, target, id) WHERE ended_at_ms IS NULL;
+-- Was this head published before?
+CREATE INDEX merge_request_landed ON merge_request (table_uuid, target, pinned) WHERE state = 'landed';
 CREATE INDEX merge_request_ended ON merge_request (ended_at_ms) WHERE ended_at_ms IS NOT NULL;
 
 -- Every state that a request was in, append only.

@@ -55,7 +55,7 @@ pub fn print_error(error: &UserError, json: bool) {
 }
 
 /// A terminal, and nobody asked for none (no-color.org).
-fn wants_colour() -> bool {
+pub(super) fn wants_colour() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 

@@ -45,7 +45,7 @@ pub async fn run(context: &Context, args: &PlanArgs) -> Result<Answer, UserError
         format!("{} has no branch besides {}.", args.table, args.target)
     } else {
         format!(
-            "{}\nEach branch alone against {} as it is now; nothing was written.",
+            "{}\nEach branch alone against {} as it is now; no check was run, nothing was written.",
             lines.render(),
             args.target
         )

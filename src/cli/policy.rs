@@ -157,7 +157,7 @@ fn render(checked: &Checked) -> String {
     let tables: Vec<String> = with_shipped_default.iter().map(ToString::to_string).collect();
     let tables = match (tables.is_empty(), not_compared) {
         (false, _) => tables.join(", "),
-        (true, None) => "no table of the catalog".to_owned(),
+        (true, None) => "(every table of the catalog has a file)".to_owned(),
         (true, Some(_)) => "tables without a file".to_owned(),
     };
     text.push_str(&format!("shipped default  {tables}\n"));

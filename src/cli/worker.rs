@@ -130,6 +130,7 @@ fn log_to_stderr() {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(super::answer::wants_colour())
         .with_target(false)
         .try_init();
 }

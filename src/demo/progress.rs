@@ -6,6 +6,8 @@ use std::time::Instant;
 
 /// Columns that the changing line may take: a longer one would wrap and could not be taken back.
 const STATUS_COLUMNS: usize = 78;
+/// Column in which what happened begins.
+const WHAT_COLUMN: usize = 22;
 /// Takes the changing line back.
 const CLEAR_LINE: &str = "\r\x1b[2K";
 
@@ -35,9 +37,10 @@ impl Progress {
         Self { sink, terminal, start: Instant::now(), status: Mutex::default() }
     }
 
-    /// A line that stays: when, who, what.
+    /// A line that stays: when, who, what. Further lines of `what` stand below it.
     pub fn say(&self, who: &str, what: &str) {
         let seconds = self.start.elapsed().as_secs_f64();
+        let what = what.replace('\n', &format!("\n{:<WHAT_COLUMN$}", ""));
         self.line(&format!("{seconds:5.1} s  {who:<11}  {what}"));
     }
 

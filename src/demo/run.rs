@@ -461,9 +461,13 @@ fn tally(rows: &[RequestRow]) -> String {
     words.join(", ")
 }
 
+/// How a refused request is told: its state, and the first row or total that is wrong.
 fn refusal(row: &RequestRow) -> String {
-    let text: String = text_of(row).lines().next().unwrap_or_default().chars().take(160).collect();
-    format!("{} is {}: {text}", row.source, row.state)
+    let (first, more) = match text_of(row).split_once("; ") {
+        Some((first, _)) => (first, "; ..."),
+        None => (text_of(row), ""),
+    };
+    format!("{} is {}\n{first}{more}", row.source, row.state)
 }
 
 fn text_of(row: &RequestRow) -> &str {
@@ -480,7 +484,7 @@ fn what_next(named: &Path, refused: Option<&RequestRow>) -> String {
         lines.push((format!("request explain {}", row.id), "why it was refused, with rows and evidence"));
     }
     lines.push(("report daily --format markdown".to_owned(), "the same summary, to paste"));
-    lines.push(("branch list --table nyc.flights".to_owned(), "what is left: refused branches are kept"));
+    lines.push(("branch list --table nyc.flights".to_owned(), "which branches are left"));
     lines.push(("policy check".to_owned(), "which rules held for which branch"));
     let width = lines.iter().map(|(command, _)| command.len()).max().unwrap_or_default();
     let mut text = String::from("\nTry next:\n\n");

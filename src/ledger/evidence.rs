@@ -76,18 +76,26 @@ impl Ledger {
         now_ms: i64,
     ) -> Result<(), LedgerError> {
         let mut tx = self.begin_progress().await?;
-        for (requests, evidence) in evidence {
-            let id = insert(&mut tx, train, evidence, now_ms).await?;
-            let numbered: Vec<(i64, &RequestId)> = (0..).zip(requests).collect();
-            for batch in numbered.chunks(BATCH_ROWS) {
-                let mut query = QueryBuilder::<Sqlite>::new(
-                    "INSERT INTO evidence_request (evidence, position, request) ",
-                );
-                query.push_values(batch, |mut values, (position, request)| {
-                    values.push_bind(id).push_bind(*position).push_bind(request.0);
-                });
-                query.build().execute(&mut *tx).await?;
-            }
+        // This transaction holds the write lock, so nobody else takes the ids after the last one.
+        let last: Option<i64> = sqlx::query_scalar("SELECT seq FROM sqlite_sequence WHERE name = 'evidence'")
+            .fetch_optional(&mut *tx)
+            .await?;
+        let first = last.unwrap_or_default() + 1;
+        let numbered: Vec<(i64, &Evidence)> = (first..).zip(evidence.iter().map(|(_, e)| e)).collect();
+        for batch in numbered.chunks(BATCH_ROWS) {
+            insert(&mut tx, train, batch, now_ms).await?;
+        }
+        let mut links: Vec<(i64, i64, RequestId)> = Vec::new();
+        for (id, (requests, _)) in (first..).zip(evidence) {
+            links.extend((0..).zip(requests).map(|(position, request)| (id, position, *request)));
+        }
+        for batch in links.chunks(BATCH_ROWS) {
+            let mut query =
+                QueryBuilder::<Sqlite>::new("INSERT INTO evidence_request (evidence, position, request) ");
+            query.push_values(batch, |mut values, (id, position, request)| {
+                values.push_bind(*id).push_bind(*position).push_bind(request.0);
+            });
+            query.build().execute(&mut *tx).await?;
         }
         tx.commit().await?;
         Ok(())
@@ -153,55 +161,64 @@ fn with_requests(rows: &[SqliteRow], links: &[SqliteRow]) -> Result<Vec<Evidence
 async fn insert(
     conn: &mut SqliteConnection,
     train: &TrainId,
-    evidence: &Evidence,
+    batch: &[(i64, &Evidence)],
     now_ms: i64,
-) -> Result<i64, LedgerError> {
-    let Evidence {
-        candidate,
-        check,
-        definition,
-        policy,
-        result,
-        scope,
-        measured,
-        sample,
-        violations,
-        rows_scanned,
-        bytes_scanned,
-        duration_ms,
-        engine,
-    } = evidence;
-    let (code, error) = match result {
-        CheckResult::Passed => (None, None),
-        CheckResult::Failed { code } => (Some(code.code()), None),
-        CheckResult::CouldNotRun { error } => (None, Some(error.as_str())),
-    };
-    let id = sqlx::query_scalar(
-        "INSERT INTO evidence (train, candidate, check_id, definition, policy, result, code, error, scope,
-             measured, sample, violations, rows_scanned, bytes_scanned, duration_ms, engine, at_ms)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
-         RETURNING id",
-    )
-    .bind(train.as_str())
-    .bind(candidate.0)
-    .bind(check)
-    .bind(definition.as_str())
-    .bind(policy.as_str())
-    .bind(result.word())
-    .bind(code)
-    .bind(error)
-    .bind(scope)
-    .bind(to_json(measured)?)
-    .bind(to_json(sample)?)
-    .bind(to_json(violations)?)
-    .bind(count(*rows_scanned))
-    .bind(count(*bytes_scanned))
-    .bind(count(*duration_ms))
-    .bind(engine)
-    .bind(now_ms)
-    .fetch_one(conn)
-    .await?;
-    Ok(id)
+) -> Result<(), LedgerError> {
+    let mut texts = Vec::with_capacity(batch.len());
+    for (_, evidence) in batch {
+        let Evidence { measured, sample, violations, .. } = evidence;
+        texts.push([to_json(measured)?, to_json(sample)?, to_json(violations)?]);
+    }
+    let mut query = QueryBuilder::<Sqlite>::new(
+        "INSERT INTO evidence (id, train, candidate, check_id, definition, policy, result, code, error, scope,
+             measured, sample, violations, rows_scanned, bytes_scanned, duration_ms, engine, at_ms) ",
+    );
+    query.push_values(
+        batch.iter().zip(&texts),
+        |mut values, ((id, evidence), [measured, sample, violations])| {
+            let Evidence {
+                candidate,
+                check,
+                definition,
+                policy,
+                result,
+                scope,
+                measured: _,
+                sample: _,
+                violations: _,
+                rows_scanned,
+                bytes_scanned,
+                duration_ms,
+                engine,
+            } = *evidence;
+            let (code, error) = match result {
+                CheckResult::Passed => (None, None),
+                CheckResult::Failed { code } => (Some(code.code()), None),
+                CheckResult::CouldNotRun { error } => (None, Some(error.as_str())),
+            };
+            values
+                .push_bind(*id)
+                .push_bind(train.as_str())
+                .push_bind(candidate.0)
+                .push_bind(check)
+                .push_bind(definition.as_str())
+                .push_bind(policy.as_str())
+                .push_bind(result.word())
+                .push_bind(code)
+                .push_bind(error)
+                .push_bind(scope)
+                .push_bind(measured)
+                .push_bind(sample)
+                .push_bind(violations)
+                .push_bind(count(*rows_scanned))
+                .push_bind(count(*bytes_scanned))
+                .push_bind(count(*duration_ms))
+                .push_bind(engine)
+                .push_bind(now_ms);
+        },
+    );
+    query.build().execute(conn).await?;
+    Ok(())
 }
 
 /// The first required (candidate, check) whose latest evidence is not a pass (promise 2). The latest counts:

@@ -32,6 +32,7 @@ mod requests;
 mod rows;
 mod structure;
 mod trains;
+mod waiting;
 mod watch;
 
 #[cfg(test)]
@@ -53,12 +54,13 @@ pub use heads::{Adoption, ForeignKind, ForeignRow, TargetHead};
 pub use landing::{Intent, IntentCar, LandingRow, LandingState};
 pub use leader::LeaderRow;
 pub use open::{MIGRATE_COMMAND, MigrationReport};
-pub use requests::{Enqueued, NewRequest, RequestFilter, Unreadable, Waiting};
+pub use requests::{Enqueued, NewRequest, RequestFilter};
 pub use rows::{AttemptRow, RequestRow};
 pub use structure::{
     AcceptedStructure, Decided, Decision, NewReview, ReviewFilter, ReviewRow, ReviewState, ReviewWord,
 };
 pub use trains::{TrainRow, TrainStatus};
+pub use waiting::{Unreadable, Waiting};
 pub use watch::Watcher;
 
 use error::BusyTries;

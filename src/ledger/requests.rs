@@ -5,7 +5,7 @@ use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::{RequestEvent, RequestState};
 use mergeberg_kernel::structure::StructureId;
 use sqlx::QueryBuilder;
-use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
+use sqlx::sqlite::{Sqlite, SqliteConnection};
 
 use super::apply::{BATCH_ROWS, Step, take};
 use super::decode::Fields;
@@ -13,10 +13,9 @@ use super::error::LedgerError;
 use super::events::{EventKind, NewEvent, append};
 use super::leader::fence;
 use super::rows::{AttemptRow, RequestRow};
+use super::waiting::readable;
 use super::{Ledger, wake};
 
-/// Waiting requests that one tick looks at, oldest first; the others are seen when these have moved on.
-const MAX_WAITING: i64 = 5_000;
 /// Rows of a list without a limit of its own.
 const DEFAULT_LIST_ROWS: u32 = 10_000;
 
@@ -43,21 +42,6 @@ pub enum Enqueued {
     Existing(RequestRow),
     /// The idempotency key belongs to this other request.
     KeyConflict(RequestRow),
-}
-
-/// What waits on a target.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Waiting {
-    pub rows: Vec<RequestRow>,
-    pub unreadable: Vec<Unreadable>,
-}
-
-/// A row that no release wrote; it needs a person.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unreadable {
-    pub request: RequestId,
-    /// Names table, row and column.
-    pub error: String,
 }
 
 /// All conditions hold at once; an empty filter matches every request.
@@ -163,51 +147,6 @@ impl Ledger {
         rows.iter().rev().map(RequestRow::decode).collect()
     }
 
-    /// What admission may take, in arrival order: queued, held and in review, at most 5,000. A row that cannot
-    /// be read does not stop the others (case O36): it is given apart.
-    pub async fn waiting(&self, table_uuid: &TableUuid, target: &RefName) -> Result<Waiting, LedgerError> {
-        // Told by the states that are past admission, so that a word which no release wrote comes to light.
-        let rows = sqlx::query(
-            "SELECT * FROM merge_request
-             WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
-               AND state NOT IN ('planning', 'staged', 'checking', 'landing', 'unknown')
-             ORDER BY id LIMIT $3",
-        )
-        .bind(table_uuid.as_str())
-        .bind(target.as_str())
-        .bind(MAX_WAITING)
-        .fetch_all(&self.readers)
-        .await?;
-        readable(&rows)
-    }
-
-    /// Writes down that rows cannot be read, each once: in the outbox for people, and in the log.
-    pub async fn tell_unreadable(&self, rows: &[Unreadable], now_ms: i64) -> Result<(), LedgerError> {
-        let mut tx = self.begin().await?;
-        for Unreadable { request, error } in rows {
-            let told: Option<i64> =
-                sqlx::query_scalar("SELECT id FROM event WHERE kind = $1 AND request = $2 LIMIT 1")
-                    .bind(EventKind::Unreadable.word())
-                    .bind(request.0)
-                    .fetch_optional(&mut *tx)
-                    .await?;
-            if told.is_some() {
-                continue;
-            }
-            tracing::error!(request = %request, "left out of the queue: {error}");
-            let event = NewEvent {
-                kind: EventKind::Unreadable,
-                request: Some(*request),
-                table: None,
-                text: format!("request {request} is left out of the queue: {error}"),
-                data: None,
-            };
-            append(&mut tx, &[event], now_ms).await?;
-        }
-        tx.commit().await?;
-        Ok(())
-    }
-
     /// Every request of a target that has not ended, in arrival order: the waiting ones and those in a train,
     /// without rows that cannot be read ([`Ledger::waiting`] tells them).
     pub async fn unfinished(
@@ -225,6 +164,25 @@ impl Ledger {
         .fetch_all(&self.readers)
         .await?;
         Ok(readable(&rows)?.rows)
+    }
+
+    /// Requests of a target that ride a train whose landing is not on its way, in arrival order.
+    pub async fn riding(
+        &self,
+        table_uuid: &TableUuid,
+        target: &RefName,
+    ) -> Result<Vec<RequestId>, LedgerError> {
+        let ids: Vec<i64> = sqlx::query_scalar(
+            "SELECT id FROM merge_request
+             WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
+               AND state IN ('planning', 'staged', 'checking')
+             ORDER BY id",
+        )
+        .bind(table_uuid.as_str())
+        .bind(target.as_str())
+        .fetch_all(&self.readers)
+        .await?;
+        Ok(ids.into_iter().map(RequestId).collect())
     }
 
     /// Where something has not ended: the lanes that a tick drives. A renamed or replaced table has a lane
@@ -363,22 +321,6 @@ impl Ledger {
         tx.commit().await?;
         Ok(row)
     }
-}
-
-/// Separates the rows that can be read from those that cannot. Any other error is nobody's row.
-fn readable(rows: &[SqliteRow]) -> Result<Waiting, LedgerError> {
-    let mut waiting = Waiting::default();
-    for row in rows {
-        match RequestRow::decode(row) {
-            Ok(row) => waiting.rows.push(row),
-            Err(error @ LedgerError::Row { .. }) => {
-                let request = RequestId(Fields::new("merge_request", "id", row).int("id")?);
-                waiting.unreadable.push(Unreadable { request, error: error.to_string() });
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(waiting)
 }
 
 async fn insert(

@@ -11,6 +11,8 @@ use super::text::{Columns, count, duration, key_values, opt_duration};
 
 /// Snapshots that are named for people; JSON has all.
 const LISTED_IDS: usize = 10;
+/// In the place of the tables of an empty day.
+const NOTHING_ENDED: &str = "\nno request ended on this day\n";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
@@ -83,7 +85,11 @@ impl DailyReport {
 
     fn table(&self) -> String {
         let mut text = format!("{}\n", self.title());
-        for (title, columns) in self.parts() {
+        let parts = self.parts();
+        if parts.is_empty() {
+            text.push_str(NOTHING_ENDED);
+        }
+        for (title, columns) in parts {
             text.push_str(&format!("\n{title}\n"));
             text.push_str(&indent(&columns.render()));
         }
@@ -100,7 +106,11 @@ impl DailyReport {
 
     fn markdown(&self) -> String {
         let mut text = format!("## {}\n", self.title());
-        for (title, columns) in self.parts() {
+        let parts = self.parts();
+        if parts.is_empty() {
+            text.push_str(NOTHING_ENDED);
+        }
+        for (title, columns) in parts {
             text.push_str(&format!("\n### {title}\n\n{}", columns.markdown()));
         }
         text.push_str("\n### target\n\n");
@@ -117,6 +127,10 @@ impl DailyReport {
     }
 
     fn parts(&self) -> Vec<(&'static str, Columns)> {
+        if self.figures.classes.is_empty() {
+            // An empty day: a table of zeros says less than one line.
+            return Vec::new();
+        }
         let mut parts = vec![
             ("requests that ended", self.state_columns()),
             ("times", self.time_columns()),

@@ -17,6 +17,10 @@ use super::origins::OriginSet;
 /// checked again once the cars that are known to be wrong are gone.
 pub const MAX_GROUPS: usize = 4096;
 
+/// Keys of one group that are compared for the sample, which is the smallest of them: rows come in another
+/// order on every run, and a reason should read alike. Beyond it the sample stays as it is.
+const MAX_COMPARED_KEYS: u64 = 100_000;
+
 /// Cars by origin (1 is the first), and whether base rows take part.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Culprits {
@@ -44,11 +48,23 @@ pub struct Blame {
 #[derive(Debug, Default)]
 struct Group {
     count: u64,
+    compared: u64,
+    /// In order.
     sample: Vec<String>,
 }
 
+impl Group {
+    fn compare(&mut self, key: String) {
+        let at = self.sample.partition_point(|other| *other <= key);
+        if at < SAMPLE_KEYS {
+            self.sample.insert(at, key);
+            self.sample.truncate(SAMPLE_KEYS);
+        }
+    }
+}
+
 impl Blame {
-    /// `count` more keys of these culprits. `key` is asked for only while the sample has room.
+    /// `count` more keys of these culprits. `key` is asked for while keys are compared.
     pub fn add(
         &mut self,
         culprits: Culprits,
@@ -60,8 +76,9 @@ impl Blame {
         }
         let group = self.groups.entry(culprits).or_default();
         group.count += count;
-        if group.sample.len() < SAMPLE_KEYS {
-            group.sample.push(key()?);
+        if group.compared < MAX_COMPARED_KEYS {
+            group.compared += 1;
+            group.compare(key()?);
         }
         Ok(())
     }
@@ -73,8 +90,7 @@ impl Blame {
         }
         let group = self.groups.entry(culprits).or_default();
         group.count += count;
-        group.sample.extend(sample);
-        group.sample.truncate(SAMPLE_KEYS);
+        sample.into_iter().for_each(|key| group.compare(key));
     }
 
     /// Car i of the culprits is `requests[i - 1]`.
@@ -185,6 +201,22 @@ mod tests {
             culprits_of_duplicate(&set(&[(1, 1), (2, 1)]), selected, Compare::NoWorse),
             [culprits(&[1, 2], false)]
         );
+    }
+
+    #[test]
+    fn the_sample_does_not_depend_on_the_order_of_rows() {
+        let sample = |keys: &[u32]| {
+            let mut blame = Blame::default();
+            for key in keys {
+                blame.add(Culprits::one(1), 1, || Ok(format!("key={key:04}"))).unwrap();
+            }
+            blame.violations(&[RequestId(7)]).remove(0).sample
+        };
+        let up: Vec<u32> = (0..500).collect();
+        let down: Vec<u32> = (0..500).rev().collect();
+        assert_eq!(sample(&up).len(), SAMPLE_KEYS);
+        assert_eq!(sample(&up)[0], "key=0000");
+        assert_eq!(sample(&up), sample(&down));
     }
 
     #[test]

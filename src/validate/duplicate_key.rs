@@ -1,11 +1,17 @@
 //! `duplicate-key`: a key is in the scope at most once, or no more often than it was in the base.
+//!
+//! Where only additions to the base count (`no-worse`) and few rows are added, the base is not grouped: of
+//! its rows only those with a key that was added are kept. A day of a million rows then costs a look-up for
+//! each row and next to no memory, and still every row is compared, with its whole key.
 
 use std::sync::Arc;
 
 use datafusion::arrow::array::{Array, AsArray, RecordBatch};
 use datafusion::arrow::datatypes::Int64Type;
+use datafusion::common::{Column, NullEquality};
 use datafusion::functions_aggregate::expr_fn::{count, max};
-use datafusion::logical_expr::{Expr, ident, lit};
+use datafusion::logical_expr::{Expr, JoinType, LogicalPlanBuilder, ident, lit};
+use datafusion::prelude::{DataFrame, SessionContext};
 use futures::TryStreamExt;
 use mergeberg_kernel::ids::RequestId;
 use mergeberg_kernel::policy::{Compare, NullRule};
@@ -17,7 +23,7 @@ use super::finding::{Finding, key_text};
 use super::origins::{OriginSet, origins_aggregate};
 use super::rows::{all_of, any_null, key_columns, keys_and_origin, rows_where};
 use super::session::Engine;
-use super::subject::{ADDED, Origins, REMOVED, Subject};
+use super::subject::{ADDED, KEPT, Origins, REMOVED, Subject};
 
 /// Violating keys, and which of them are violations because of a null.
 #[derive(Default)]
@@ -61,6 +67,67 @@ fn finding(tally: Tally, scope: String, nulls: NullRule, requests: &[RequestId])
     Finding::of(code, scope, measured, tally.blame.violations(requests))
 }
 
+/// Added rows whose keys are held in memory, at most; with more the whole scope is grouped, which can spill.
+const MAX_SOUGHT_ROWS: u64 = 200_000;
+/// Memory of their keys, in bytes; beside the engine's pool.
+const MAX_SOUGHT_BYTES: usize = 32 * 1024 * 1024;
+
+/// Keys and origins of all rows that can be part of a violation.
+async fn rows_in_question(
+    engine: &Engine,
+    subject: &Subject,
+    columns: &[String],
+    compare: Compare,
+) -> Result<DataFrame, CheckError> {
+    let session = engine.session();
+    if compare == Compare::NoWorse
+        && let Some(added) = added_keys(engine, &session, subject, columns).await?
+    {
+        let added = session.read_batches(added)?;
+        let names: Vec<String> = (0..columns.len()).map(|at| format!("k{at}")).collect();
+        let sought: Vec<String> = (0..columns.len()).map(|at| format!("s{at}")).collect();
+        let renamed = names.iter().zip(&sought).map(|(name, to)| ident(name).alias(to));
+        let keys = added.clone().select(renamed.collect::<Vec<_>>())?;
+        let kept = keys_and_origin(session, subject.table_of(engine, |origin| origin == KEPT), columns)?;
+        let (state, kept) = kept.into_parts();
+        let on: (Vec<Column>, Vec<Column>) = (
+            sought.into_iter().map(Column::new_unqualified).collect(),
+            names.into_iter().map(Column::new_unqualified).collect(),
+        );
+        // The few are the build side. Two nulls meet, as in GROUP BY.
+        let met = LogicalPlanBuilder::from(keys.into_unoptimized_plan())
+            .join_detailed(kept, JoinType::RightSemi, on, None, NullEquality::NullEqualsNull)?
+            .build()?;
+        return Ok(DataFrame::new(state, met).union(added)?);
+    }
+    keys_and_origin(session, subject.table(engine), columns)
+}
+
+/// Keys and origins of the rows that the cars add, if they are few.
+async fn added_keys(
+    engine: &Engine,
+    session: &SessionContext,
+    subject: &Subject,
+    columns: &[String],
+) -> Result<Option<Vec<RecordBatch>>, CheckError> {
+    if subject.records(|origin| origin != KEPT) > MAX_SOUGHT_ROWS {
+        return Ok(None);
+    }
+    let added = subject.table_of(engine, |origin| origin != KEPT);
+    let mut stream = keys_and_origin(session.clone(), added, columns)?.execute_stream().await?;
+    let mut bytes = 0;
+    // Never empty, so that it can be read as a relation.
+    let mut batches = vec![RecordBatch::new_empty(stream.schema())];
+    while let Some(batch) = stream.try_next().await? {
+        bytes += batch.get_array_memory_size();
+        if bytes > MAX_SOUGHT_BYTES {
+            return Ok(None);
+        }
+        batches.push(batch);
+    }
+    Ok(Some(batches))
+}
+
 /// One scan: keys that are there more than once, with the set of origins they come from.
 async fn appends(
     engine: &Engine,
@@ -71,11 +138,11 @@ async fn appends(
     selected: &[bool],
     tally: &mut Tally,
 ) -> Result<(), CheckError> {
-    let table = subject.table(engine);
+    let rows = rows_in_question(engine, subject, columns, compare).await?;
     let keys = key_columns(columns.len());
     let origins = origins_aggregate(selected.len() + 1);
     // GROUP BY takes two nulls for the same key, which is the default rule (case O14).
-    let grouped = keys_and_origin(engine.session(), table, columns)?.aggregate(
+    let grouped = rows.aggregate(
         keys.clone(),
         vec![
             count(lit(1i64)).alias("n"),

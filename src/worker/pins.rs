@@ -1,9 +1,9 @@
 //! Refs that keep what waiting requests need (rule R2).
 //!
 //! Another engine's expiry knows nothing of the queue. A request that has waited longer than a bound gets
-//! refs on its pinned head and on its base. They go with the commit that lands it; those of requests that
-//! ended otherwise go at the next look at the table. Many pins go in one commit. A pin is a ref of our own
-//! namespace and queue (rule R7): the base that one holds was proved to be the base when it was set.
+//! refs on its pinned head and on its base. Its landing removes them; those of requests that ended otherwise
+//! go with the next commit that changes pins. Many pins go in one commit. A pin is a ref of our own namespace and queue (rule R7): the
+//! base that one holds was proved to be the base when it was set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -44,6 +44,16 @@ pub(super) fn pinned_base(facts: &TableFacts, queue: &QueueId, request: RequestI
     facts.head(&pin_names(queue, request).base)
 }
 
+/// The pins of a request that a table has.
+pub(super) fn pins_of<'a>(
+    facts: &'a TableFacts,
+    queue: &QueueId,
+    request: RequestId,
+) -> impl Iterator<Item = RefName> + use<'a> {
+    let PinNames { head, base } = pin_names(queue, request);
+    [head, base].into_iter().filter(|name| facts.refs.contains_key(name))
+}
+
 impl Worker {
     /// Sets and removes pins of a lane's table, in one commit at most. The table as it is afterwards.
     pub(super) async fn keep_pins(
@@ -57,24 +67,25 @@ impl Worker {
         let now_ms = self.now_ms();
         let existing: BTreeSet<&RefName> =
             facts.refs.keys().filter(|name| name.as_str().starts_with(&prefix(queue))).collect();
-        let waits_long = |row: &&RequestRow| now_ms.saturating_sub(row.enqueued_at_ms) >= PIN_AFTER_MS;
-        let waiting_long: Vec<&RequestRow> = waiting.iter().filter(waits_long).collect();
-        let mut wanted: BTreeMap<RefName, SnapshotId> = BTreeMap::new();
-        if !waiting_long.is_empty() {
-            // Walked once for all of them: it is as long as the target's history.
-            let line = facts.snapshots.line(facts.head(&lane.target));
-            for row in waiting_long {
-                let names = pin_names(queue, row.id);
-                if facts.snapshots.contains(row.pinned) {
-                    wanted.insert(names.head, row.pinned);
-                }
-                if let Some(base) = base_to_pin(facts, &line, row) {
-                    wanted.insert(names.base, base);
-                }
+        let wait_long = |row: &&RequestRow| now_ms.saturating_sub(row.enqueued_at_ms) >= PIN_AFTER_MS;
+        let mut new: BTreeMap<RefName, SnapshotId> = BTreeMap::new();
+        // Walked once, not for each request.
+        let mut line: Option<Line> = None;
+        for row in waiting.iter().filter(wait_long) {
+            let names = pin_names(queue, row.id);
+            if !existing.contains(&names.head) && facts.snapshots.contains(row.pinned) {
+                new.insert(names.head, row.pinned);
+            }
+            if existing.contains(&names.base) {
+                continue;
+            }
+            let line = line.get_or_insert_with(|| facts.snapshots.line(facts.head(&lane.target)));
+            if let BaseFinding::Common(base) = facts.snapshots.base(row.pinned, line, &[])
+                && base != row.pinned
+            {
+                new.insert(names.base, base);
             }
         }
-        let new: Vec<(&RefName, SnapshotId)> =
-            wanted.iter().filter(|(name, _)| !existing.contains(name)).map(|(n, id)| (n, *id)).collect();
         let open = self.ledger.open_request_ids(&lane.uuid).await?;
         let stale: Vec<&RefName> =
             existing.iter().copied().filter(|name| !belongs_to_one_of(name, queue, &open)).collect();
@@ -86,7 +97,7 @@ impl Worker {
         for (name, id) in new {
             requirements.push(Requirement::RefAt { name: name.clone(), at: None, role: RefRole::NewName });
             updates.push(Update::SetRef(RefFact {
-                name: name.clone(),
+                name,
                 snapshot_id: id,
                 kind: RefKind::Branch {
                     min_snapshots_to_keep: Some(1),
@@ -112,19 +123,6 @@ impl Worker {
                 Ok(self.catalog.load(&lane.table).await?)
             }
         }
-    }
-}
-
-/// The pins of a request that exist: they go with the commit that lands it.
-pub(super) fn pins_of(facts: &TableFacts, queue: &QueueId, request: RequestId) -> Vec<RefName> {
-    let PinNames { head, base } = pin_names(queue, request);
-    [head, base].into_iter().filter(|name| facts.refs.contains_key(name)).collect()
-}
-
-fn base_to_pin(facts: &TableFacts, line: &Line, row: &RequestRow) -> Option<SnapshotId> {
-    match facts.snapshots.base(row.pinned, line, &[]) {
-        BaseFinding::Common(base) if base != row.pinned => Some(base),
-        _ => None,
     }
 }
 

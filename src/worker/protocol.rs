@@ -93,7 +93,7 @@ impl Worker {
         self.admit(epoch, &train, &plan.cars).await?;
         reached(Step::Admitted);
 
-        let candidates = match self.write_candidates(&gathered, plan.cars.clone()).await {
+        let mut candidates = match self.write_candidates(&gathered, plan.cars.clone()).await {
             Ok(Staging::Ready(candidates)) => candidates,
             Ok(Staging::Failed(failures)) => {
                 self.refuse_failed(epoch, &plan.cars, &failures).await?;
@@ -110,7 +110,7 @@ impl Worker {
         let fence = temporary_ref(self.ledger.queue_id(), &train);
         self.record_train(epoch, &gathered, &train, &fence, &candidates).await?;
         reached(Step::TrainRecorded);
-        let staged = match self.stage(epoch, &gathered, &train, &fence, &candidates).await? {
+        let staged = match self.stage(epoch, &gathered, &train, &fence, &mut candidates).await? {
             Staged::Applied(table) => table,
             Staged::Lost { again } => {
                 progress.changed |= again;
@@ -277,16 +277,44 @@ impl Worker {
         Ok(())
     }
 
-    /// One commit (rule L1).
+    /// One commit (rule L1). As long as only other branches are written meanwhile, the candidates are
+    /// written again and the commit is sent again: planning anew would take longer than such a writer
+    /// pauses, and the train would never leave.
     async fn stage(
         &self,
         epoch: Epoch,
         gathered: &Gathered,
         train: &TrainId,
         fence: &RefName,
-        candidates: &Candidates,
+        candidates: &mut Candidates,
     ) -> Result<Staged, WorkerError> {
-        let facts = &gathered.table.facts;
+        let mut table = Arc::clone(&gathered.table);
+        for tries in 1..MAX_POINTER_RETRIES {
+            let outcome = self.send_staging(gathered, &table, fence, candidates).await;
+            if !matches!(outcome, CommitOutcome::PointerMoved | CommitOutcome::TableChanged(_)) {
+                return self.staged(epoch, gathered, train, fence, candidates, outcome).await;
+            }
+            let now = self.catalog.load(&gathered.lane.table).await?;
+            if conflict(&table, &now) != Loss::PointerMoved || !same_ground(gathered, &now) {
+                return self.staged(epoch, gathered, train, fence, candidates, outcome).await;
+            }
+            let superseded = self.write_again(&now, candidates).await?;
+            self.delete_superseded(&now, &superseded).await;
+            tracing::debug!(train = %train, tries, "other branches were written; the train is staged again");
+            table = now;
+        }
+        let outcome = self.send_staging(gathered, &table, fence, candidates).await;
+        self.staged(epoch, gathered, train, fence, candidates, outcome).await
+    }
+
+    async fn send_staging(
+        &self,
+        gathered: &Gathered,
+        table: &LoadedTable,
+        fence: &RefName,
+        candidates: &Candidates,
+    ) -> CommitOutcome {
+        let facts = &table.facts;
         let mut requirements = vec![
             Requirement::TableUuid(gathered.lane.uuid.clone()),
             Requirement::RefAt { name: fence.clone(), at: None, role: RefRole::NewName },
@@ -302,7 +330,7 @@ impl Worker {
         for car in &candidates.cars {
             // A branch that has grown keeps its pinned snapshot alive by ancestry; one that stands at its
             // pin must still do so, or the pin may be on its way out.
-            if facts.head(&car.car.source) == Some(car.car.pinned) {
+            if gathered.table.facts.head(&car.car.source) == Some(car.car.pinned) {
                 requirements.push(source_at_pin(&car.car));
             }
         }
@@ -321,7 +349,19 @@ impl Worker {
             },
             max_ref_age_ms: Some(life_ms),
         }));
-        let outcome = self.catalog.commit(&gathered.table, &requirements, updates).await;
+        self.catalog.commit(table, &requirements, updates).await
+    }
+
+    /// What became of the staging commit.
+    async fn staged(
+        &self,
+        epoch: Epoch,
+        gathered: &Gathered,
+        train: &TrainId,
+        fence: &RefName,
+        candidates: &Candidates,
+        outcome: CommitOutcome,
+    ) -> Result<Staged, WorkerError> {
         let (loss, why) = match outcome {
             CommitOutcome::Landed(_) => {
                 // Case O01: what counts is the table as it is read now.
@@ -510,8 +550,8 @@ impl Worker {
         let now_ms = self.now_ms();
         let mut tries = 0;
         loop {
-            let queue = self.ledger.queue_id();
-            let (requirements, updates) = landing(queue, gathered, &table, fence, &candidates, &keep, now_ms);
+            let (requirements, updates) =
+                landing(self.ledger.queue_id(), gathered, &table, fence, &candidates, &keep, now_ms);
             let (loss, why) = match self.catalog.commit(&table, &requirements, updates).await {
                 CommitOutcome::Landed(_) => {
                     reached(Step::Landed);
@@ -676,6 +716,15 @@ fn detail(text: &str, witnesses: &[Witness]) -> Value {
     }
 }
 
+/// Is everything that the candidates were planned on as it was?
+fn same_ground(gathered: &Gathered, now: &LoadedTable) -> bool {
+    let (planned, now) = (&gathered.table.facts, &now.facts);
+    now.uuid == planned.uuid
+        && now.head(&gathered.lane.target) == gathered.head
+        && now.structure() == planned.structure()
+        && now.properties == planned.properties
+}
+
 fn source_at_pin(car: &Car) -> Requirement {
     Requirement::RefAt { name: car.source.clone(), at: Some(car.pinned), role: RefRole::Source }
 }
@@ -741,7 +790,8 @@ fn landing(
             requirements.push(source_at_pin(car));
             updates.push(Update::RemoveRef(car.source.clone()));
         }
-        updates.extend(pins_of(&table.facts, queue, car.request).into_iter().map(Update::RemoveRef));
+        // What the pins kept is on the target now.
+        updates.extend(pins_of(&table.facts, queue, car.request).map(Update::RemoveRef));
         if let (Some(name), Some(tail)) = (tag_name(&car.class, car.request, now_ms), staged.tail()) {
             requirements.push(Requirement::RefAt { name: name.clone(), at: None, role: RefRole::NewName });
             updates.push(Update::SetRef(RefFact {

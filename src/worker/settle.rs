@@ -7,7 +7,6 @@
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::ids::{Epoch, QueueId, RefName, SnapshotId, TrainId};
 use mergeberg_kernel::lineage::ChainEnd;
-use mergeberg_kernel::state::RequestState;
 
 use super::context::{Lane, Worker, temporary_prefix};
 use super::error::WorkerError;
@@ -15,7 +14,7 @@ use super::protocol::{Progress, landed_of};
 use super::stage::{Candidates, REQUEST_KEY};
 use crate::ledger::{Intent, TrainStatus};
 use crate::table::catalog::CommitOutcome;
-use crate::table::cleanup::delete_files;
+use crate::table::cleanup::{WrittenFiles, delete_files};
 use crate::table::loaded::LoadedTable;
 
 /// Times that the removal of a fence is sent within one tick.
@@ -202,7 +201,12 @@ impl Worker {
                 return;
             }
         };
-        match delete_files(&self.store, &table, &candidates.written).await {
+        self.delete_superseded(&table, &candidates.written).await;
+    }
+
+    /// Deletes what was written for candidates that are no more, once the catalog is sure not to name it.
+    pub(super) async fn delete_superseded(&self, table: &LoadedTable, written: &WrittenFiles) {
+        match delete_files(&self.store, table, written).await {
             Ok(deleted) if deleted.failed.is_empty() => {}
             Ok(deleted) => {
                 tracing::warn!("{} file(s) of a dropped train could not be deleted", deleted.failed.len());
@@ -227,16 +231,7 @@ impl Worker {
                 self.ledger.set_train_status(epoch, &train.train, TrainStatus::Dropped).await?;
             }
         }
-        let stuck: Vec<_> = self
-            .ledger
-            .unfinished(&lane.uuid, &lane.target)
-            .await?
-            .into_iter()
-            .filter(|row| {
-                matches!(row.state, RequestState::Planning | RequestState::Staged | RequestState::Checking)
-            })
-            .map(|row| row.id)
-            .collect();
+        let stuck = self.ledger.riding(&lane.uuid, &lane.target).await?;
         if !stuck.is_empty() {
             self.requeue(epoch, stuck.into_iter(), "its worker ended; planned again").await?;
         }

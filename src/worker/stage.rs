@@ -20,6 +20,7 @@ use crate::replay::{ReplayError, ReplayInput};
 use crate::table::cleanup::{WrittenFiles, missing_files};
 use crate::table::data_files::NewDataFile;
 use crate::table::error::TableError;
+use crate::table::loaded::LoadedTable;
 use crate::table::manifests::{FileScope, LiveFile, LiveFiles};
 use crate::table::snapshot_writer::{AddedFile, SnapshotChange, SnapshotWriter, new_snapshot_id};
 
@@ -56,6 +57,10 @@ pub(super) struct Candidates {
     pub snapshots: Vec<NewSnapshot>,
     pub tail: SnapshotId,
     pub written: WrittenFiles,
+    /// What the snapshots were written from, to write them again.
+    changes: Vec<SnapshotChange>,
+    /// The snapshot that they are stacked on.
+    start: Option<SnapshotId>,
 }
 
 /// A car that cannot be staged; the others can.
@@ -212,7 +217,8 @@ impl Worker {
         }
 
         let mut writer = SnapshotWriter::on(&self.store, &gathered.table, chain_start).await?;
-        let snapshots = match writer.add_all(changes).await {
+        let start = chain_start.map(|snapshot| snapshot.id);
+        let snapshots = match writer.add_all(changes.clone()).await {
             Ok(snapshots) => snapshots,
             Err(error) => match failure_of(&error, &owners) {
                 Some(failure) => return Ok(Staging::Failed(vec![failure])),
@@ -230,7 +236,29 @@ impl Worker {
         };
         let mut written = writer.written_files().clone();
         written.data_files.extend(new_files);
-        Ok(Staging::Ready(Candidates { cars: staged, snapshots, tail, written }))
+        Ok(Staging::Ready(Candidates { cars: staged, snapshots, tail, written, changes, start }))
+    }
+
+    /// Writes the same candidates again, under the same ids, on the table as it is now: another branch took
+    /// their sequence numbers or just the pointer. What they were planned on has to be as it was. Gives the
+    /// files that stood for them before.
+    pub(super) async fn write_again(
+        &self,
+        now: &LoadedTable,
+        candidates: &mut Candidates,
+    ) -> Result<WrittenFiles, WorkerError> {
+        if candidates.changes.is_empty() {
+            return Ok(WrittenFiles::default());
+        }
+        let start = candidates.start.and_then(|id| now.facts.snapshots.get(id));
+        let mut writer = SnapshotWriter::on(&self.store, now, start).await?;
+        candidates.snapshots = writer.add_all(candidates.changes.clone()).await?;
+        let mut written = writer.written_files().clone();
+        // Data files do not know their sequence number: they serve again.
+        written.data_files = std::mem::take(&mut candidates.written.data_files);
+        let old = std::mem::replace(&mut candidates.written, written);
+        // The ids are used again, so they say nothing about the old files.
+        Ok(WrittenFiles { snapshots: Vec::new(), ..old })
     }
 
     /// Rule R10: every file that is published again is looked for right before staging.

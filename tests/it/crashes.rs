@@ -283,7 +283,7 @@ async fn case_o37_a_second_process_takes_nothing_from_one_that_lives() {
     // An orderly end lets the second in at once, long before the lease is over.
     let output = first.stop();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let output = second.to_its_end();
+    let output = second.wait();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(house.keys("main").await, [1, 2, 3, 10, 11, 12]);
     house.assert_sound().await;

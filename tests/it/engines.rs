@@ -67,6 +67,12 @@ impl House {
         assert_eq!((state.as_str(), class.as_str()), ("landed", how), "{:?}: {:?}", row.source, row.detail);
     }
 
+    /// The queue has seen main as it is now: what comes after is told.
+    async fn knows_main(&self) {
+        let (head, uuid) = (self.head("main").await, self.loaded().await.facts.uuid.clone());
+        self.ledger.set_target_head(&self.table, &uuid, &main_branch(), head).await.unwrap();
+    }
+
     async fn foreign_kinds(&self) -> Vec<ForeignKind> {
         let uuid = self.loaded().await.facts.uuid.clone();
         let rows = self.ledger.foreign(&uuid, &main_branch()).await.unwrap();
@@ -198,13 +204,7 @@ async fn case_o10_a_compaction_on_main_is_no_conflict_whatever_its_label() {
             json!({ "branch": "transform/day", "rows": json_rows(&[done(3, 21), done(11, 21)]) }),
         );
         let requests = [house.enqueue("strict/append").await, house.enqueue("transform/day").await];
-        // The queue has seen main before.
-        let watcher = house.ledger.lead("look", 1, 0).await.unwrap().unwrap();
-        house.ledger.release(watcher).await.unwrap();
-        let head = house.head("main").await;
-        let (table, uuid) = (house.table.clone(), house.loaded().await.facts.uuid.clone());
-        house.ledger.set_target_head(&table, &uuid, &main_branch(), head).await.unwrap();
-
+        house.knows_main().await;
         let compacted =
             python.ok("compact", json!({ "filter": "order_date >= '2026-08-20'", "label": label }));
         assert_eq!((&compacted["removed_files"], &compacted["added_files"]), (&json!(4), &json!(2)));
@@ -252,18 +252,15 @@ async fn case_o10_a_compaction_in_two_snapshots_loses_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn case_o17_half_of_the_write_went_to_main() {
     let Some((house, mut python)) = House::of_pyiceberg(POLICY).await else { return };
-    house.drain().await;
+    house.knows_main().await;
     // The delete reached the branch, the append main.
     python.branch("transform/half");
-    let half = json!({ "branch": "transform/half", "filter": "order_date = '2026-08-21'" });
-    python.ok("delete", half.clone());
+    python.ok("delete", json!({ "branch": "transform/half", "filter": "order_date = '2026-08-21'" }));
     let request = house.enqueue("transform/half").await;
-    let head = house.head("main").await;
-    let (table, uuid) = (house.table.clone(), house.loaded().await.facts.uuid.clone());
-    house.ledger.set_target_head(&table, &uuid, &main_branch(), head).await.unwrap();
     let stranger = python.append("main", &[done(3, 21)]);
     house.drain().await;
     assert_eq!(house.state(request).await, "refused(conflict)");
+    let uuid = house.loaded().await.facts.uuid.clone();
     let bypasses = house.ledger.foreign(&uuid, &main_branch()).await.unwrap();
     assert_eq!(bypasses.len(), 1);
     assert_eq!((bypasses[0].snapshot.0, bypasses[0].kind), (stranger, ForeignKind::Bypass));

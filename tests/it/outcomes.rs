@@ -2,12 +2,13 @@
 //! O24, O26, O28, O29). The catalog misbehaves on order; what it holds is real.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mergeberg::ledger::LandingState;
 use mergeberg::table::catalog::{Catalog, CommitOutcome};
-use mergeberg::table::sql_catalog::SqlCatalog;
+use mergeberg::table::sql_catalog::{CommitHook, SqlCatalog};
 use mergeberg::worker::context::Worker;
 use mergeberg::worker::error::WorkerError;
 use mergeberg::worker::run::{Ended, RunOptions};
@@ -16,7 +17,7 @@ use mergeberg_kernel::ids::{Principal, RefName, RequestId, TableName};
 use mergeberg_kernel::state::RequestEvent;
 use tokio::sync::Notify;
 
-use crate::support::scripted::{Do, Kind, Scripted};
+use crate::support::scripted::{Answer, Do, Kind, Scripted};
 use crate::support::{House, ORDERS, ORDERS_POLICY, drain, main_branch, order};
 
 const LEASE_MS: i64 = 60_000;
@@ -134,7 +135,7 @@ async fn case_o01_a_catalog_that_never_does_what_it_says_is_found_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn case_o24_a_lost_answer_neither_loses_nor_doubles() {
-    let scripts: [&[(Kind, fn() -> Do)]; 7] = [
+    let scripts: [&[(Kind, Answer)]; 7] = [
         // Applied, then 503 or a closed connection.
         &[(Kind::Landing, || Do::ApplyThenLose)],
         // Not applied, then 503.
@@ -162,6 +163,33 @@ async fn case_o24_a_lost_answer_neither_loses_nor_doubles() {
     }
 }
 
+/// The SQL catalog itself loses the answer of its database.
+struct LosesAnswer {
+    commit: usize,
+    seen: AtomicUsize,
+}
+
+impl CommitHook for LosesAnswer {
+    fn loses_answer(&self) -> bool {
+        self.seen.fetch_add(1, Ordering::SeqCst) == self.commit
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_o24_the_sql_catalog_loses_an_answer() {
+    // Staging, landing.
+    for commit in 0..2 {
+        let (house, request) = house_with_one().await;
+        let hook = Arc::new(LosesAnswer { commit, seen: AtomicUsize::new(0) });
+        let catalog = House::catalog_in(house.dir.path(), &house.clock, false).await;
+        let catalog = Arc::new(catalog.with_hook(Arc::clone(&hook) as Arc<dyn CommitHook>));
+        let worker = House::worker_over(&house.dir, catalog, &house.ledger, &house.clock, "unlucky");
+        drain(&worker).await;
+        assert!(hook.seen.load(Ordering::SeqCst) > commit);
+        house.landed_once(request).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_l4_an_unknown_landing_is_settled_when_the_catalog_answers_again() {
     for (act, outcomes) in
@@ -178,7 +206,7 @@ async fn rule_l4_an_unknown_landing_is_settled_when_the_catalog_answers_again() 
         house.append_on_new("ingest/b", &[order(5, 22)]).await;
         let other = house.enqueue("ingest/b").await;
         work(&worker).await.unwrap_err();
-        assert_eq!(house.state(other).await, "queued");
+        assert_eq!(house.state(other).await, "held(catalog-unavailable)");
 
         catalog.be_silent(false);
         // A successor does it as well as the worker that lost the answer.

@@ -112,7 +112,7 @@ impl Running {
         child.wait().unwrap();
     }
 
-    pub fn to_its_end(mut self) -> Output {
+    pub fn wait(mut self) -> Output {
         to_the_end(self.0.take().expect("it runs"))
     }
 }
