@@ -366,8 +366,8 @@ impl Worker {
             let text = format!("{} is another table now; enqueued was uuid {}", lane.table, lane.uuid);
             return Ok(Found::Refuse(ReasonCode::TableReplaced, text));
         }
-        // It may be registered again, or the catalog is not the one it was; only another uuid is an answer.
-        Ok(Found::Hold(ReasonCode::TableNotFound, format!("{} is not in the catalog any more", lane.table)))
+        // Case O36: fails alone. Its branch is still in the table's files, should it be registered again.
+        Ok(Found::Refuse(ReasonCode::TableNotFound, format!("{} is not in the catalog any more", lane.table)))
     }
 }
 
