@@ -161,7 +161,7 @@ id  state   class   table        source    target  classification   age
 "
     );
     let explained = queue.ok(&["request", "explain", "1"]).await;
-    assert!(explained.text.contains("  position     1 of 1, nothing ahead\n"), "{}", explained.text);
+    assert!(explained.text.contains("  position  1 of 1, nothing ahead\n"), "{}", explained.text);
     assert_eq!(explained.json["position"]["place"], 1);
 
     let cancelled = queue.ok(&["request", "cancel", "1", "--principal", "ann"]).await;
