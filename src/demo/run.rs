@@ -55,6 +55,7 @@ pub async fn demonstrate(named: &Path, json: bool) -> Result<Demonstrated, UserE
     progress.line(&format!("A day of a merge queue on real flights, in {}\n", named.display()));
     progress.status("making tables ...");
     let config = folder.furnish().await?;
+    progress.status("writing branches ...");
     progress.say("tables", "nyc.flights holds 13 to 24 August 2013, three files a day, with some flaws");
 
     let day = Today {

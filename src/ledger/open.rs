@@ -270,7 +270,8 @@ mod tests {
         let path = folder.path().join("queue/ledger.db");
         let report = Ledger::migrate(&path).await.unwrap();
         assert!(report.created);
-        assert_eq!(report.applied, vec![(1, "ledger".to_owned())]);
+        let expected = [(1, "ledger".to_owned()), (2, "landed pins".to_owned())];
+        assert_eq!(report.applied, expected);
 
         let again = Ledger::migrate(&path).await.unwrap();
         assert_eq!(again, MigrationReport { queue: report.queue.clone(), created: false, applied: vec![] });
@@ -291,7 +292,7 @@ mod tests {
 
         std::fs::write(&path, b"").unwrap();
         let pending = Ledger::open(&path).await.unwrap_err();
-        assert!(matches!(&pending, LedgerError::Pending { pending, fresh: true, .. } if pending == &[1]));
+        assert!(matches!(&pending, LedgerError::Pending { pending, fresh: true, .. } if pending == &[1, 2]));
         assert!(pending.to_string().contains(MIGRATE_COMMAND), "{pending}");
         assert_eq!(pending.reason(), Some(ReasonCode::LedgerUnusable));
         Ledger::open_or_create(&path).await.unwrap();

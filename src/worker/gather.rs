@@ -57,6 +57,8 @@ pub(super) struct Gathered {
     pub protected: BTreeSet<RefName>,
     /// Every head that was looked at may be published as it is.
     pub all_fresh: bool,
+    /// Sources of requests behind those looked at, which the next tick will look at.
+    pub next_sources: Vec<Vec<SnapshotId>>,
 }
 
 impl Worker {
@@ -75,8 +77,11 @@ impl Worker {
             facts.snapshot_log.iter().map(|entry| (entry.snapshot_id, entry.timestamp_ms)).collect();
         let mut sides: HashMap<Option<SnapshotId>, Arc<TargetSide>> = HashMap::new();
         let largest = policy.classes.iter().map(|c| c.batch_size).max().unwrap_or(1);
-        let window = largest.max(mergeberg_kernel::policy::DEFAULT_BATCH_SIZE) * WINDOW_BATCHES;
-        let rows: Vec<RequestRow> = rows.into_iter().take(window).collect();
+        let batch = largest.max(mergeberg_kernel::policy::DEFAULT_BATCH_SIZE);
+        let mut rows = rows;
+        let behind = rows.split_off(rows.len().min(batch * WINDOW_BATCHES));
+        let next_sources =
+            behind.iter().take(batch).map(|row| source_line(facts, &line, row.pinned)).collect();
         let sources: Vec<Vec<SnapshotId>> =
             rows.iter().map(|r| source_line(facts, &line, r.pinned)).collect();
         self.read_ahead(&table, &sources).await;
@@ -166,13 +171,14 @@ impl Worker {
             published,
             protected,
             all_fresh,
+            next_sources,
             table,
         })
     }
 
     /// Reads the manifests of every source at once into the cache: one by one, the worker would wait for
     /// storage most of the time. An error is met again, and told, where the request is looked at.
-    async fn read_ahead(&self, table: &LoadedTable, sources: &[Vec<SnapshotId>]) {
+    pub(super) async fn read_ahead(&self, table: &LoadedTable, sources: &[Vec<SnapshotId>]) {
         let wanted: Vec<&SnapshotFact> = sources
             .iter()
             .flatten()

@@ -240,6 +240,9 @@ impl Worker {
             let text = "the outcome of a landing is not known yet";
             return self.all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TableHeld), text).await;
         }
+        // Before the table: a request that comes in between pinned a head that an older table does not show,
+        // and would be taken for one whose branch was reset or removed (rule S2).
+        let waiting = self.waiting(lane).await?;
         // Settling may have moved the table.
         let table = match self.catalog.load(&lane.table).await {
             Ok(table) if table.facts.uuid == lane.uuid => table,
@@ -262,14 +265,13 @@ impl Worker {
         }
         let structures = self.structures(lane, &table, &policy.digest()).await?;
         let now_ms = self.now_ms();
-        let waiting = self.waiting(lane).await?;
         let table = self.keep_pins(lane, table, &waiting).await?;
         let waiting: Vec<RequestRow> =
             waiting.into_iter().filter(|row| !waits_for_its_check(row, now_ms)).collect();
         if waiting.is_empty() {
             return Ok(Progress::default());
         }
-        let gathered = match self.gather(lane, table, Arc::clone(policy), waiting, &structures).await {
+        let mut gathered = match self.gather(lane, table, Arc::clone(policy), waiting, &structures).await {
             Ok(gathered) => gathered,
             Err(WorkerError::Table(error)) if error.is_own_fault() => {
                 // The target's own history cannot be read: nobody's request is at fault.
@@ -283,7 +285,11 @@ impl Worker {
                 self.open_review(lane, &gathered.table, &structures, structure).await?;
             }
         }
-        self.run_train(epoch, gathered).await
+        // A train waits for the disk most of its time; meanwhile the sources of the next one are read.
+        let table = Arc::clone(&gathered.table);
+        let next = std::mem::take(&mut gathered.next_sources);
+        let (progress, ()) = tokio::join!(self.run_train(epoch, gathered), self.read_ahead(&table, &next));
+        progress
     }
 
     /// The lane's waiting requests. What cannot be read is told and left out (case O36).
@@ -311,6 +317,8 @@ impl Worker {
         };
         self.sweep(epoch, lane).await?;
         self.watch_target(lane, &table, policy).await?;
+        // Those of requests that ended without landing (case O22).
+        self.keep_pins(lane, table, &[]).await?;
         Ok(())
     }
 
@@ -366,7 +374,7 @@ impl Worker {
             let text = format!("{} is another table now; enqueued was uuid {}", lane.table, lane.uuid);
             return Ok(Found::Refuse(ReasonCode::TableReplaced, text));
         }
-        // Case O36: fails alone. Its branch is still in the table's files, should it be registered again.
+        // Its branches went with it: whoever registers it again enqueues them again (case O36).
         Ok(Found::Refuse(ReasonCode::TableNotFound, format!("{} is not in the catalog any more", lane.table)))
     }
 }

@@ -159,8 +159,13 @@ fn binding(changes: &[StructureChange]) -> Digest {
     Digest::of(changes.iter().map(|change| change.text.as_str()))
 }
 
+/// Is something on the target that was written under this schema? Every candidate is stamped with the
+/// table's current schema, those of requests written under the old one as well, which went on while the
+/// review was open: of them the source speaks. One that is gone since says no more than its stamp.
 fn landed_under(table: &LoadedTable, schema_id: SchemaId, line: &[SnapshotId]) -> bool {
-    line.iter()
-        .filter_map(|id| table.facts.snapshots.get(*id))
-        .any(|snapshot| snapshot.schema_id == Some(schema_id))
+    let snapshots = &table.facts.snapshots;
+    line.iter().filter_map(|id| snapshots.get(*id)).any(|snapshot| {
+        let source = snapshot.source_snapshot_id().and_then(|id| snapshots.get(id));
+        source.unwrap_or(snapshot).schema_id == Some(schema_id)
+    })
 }

@@ -101,7 +101,7 @@ async fn rule_c11_a_renamed_table_holds_and_goes_on_under_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn case_o36_a_dropped_table_refuses_its_requests_which_can_be_enqueued_again() {
+async fn case_o36_requests_of_a_dropped_table_end_and_others_go_on() {
     let shop = Shop::open().await;
     let id = waiting(&shop).await;
     let location = shop.house.loaded().await.metadata_location.clone();

@@ -160,6 +160,37 @@ async fn case_o19_control_a_pure_add_is_reviewed_and_lands_once_approved() {
     house.assert_sound().await;
 }
 
+/// Design section 8: what went on meanwhile is stamped with the new schema, and is not written under it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_approved_structure_is_a_barrier_although_others_landed_in_the_meantime() {
+    let house = House::orders(ORDERS_POLICY).await;
+    house.first_landing().await;
+    for name in ["ingest/b", "ingest/c"] {
+        house.branch(name).await;
+    }
+    house.append_on_new("ingest/before", &[order(5, 23)]).await;
+    house.change_schema(0, |fields| fields.push(optional(5, "note"))).await;
+    house.append("ingest/b", &[order(4, 22)]).await;
+    house.append("ingest/c", &[order(6, 22)]).await;
+    let before = house.enqueue("ingest/before").await;
+    let (first, second) = (house.enqueue("ingest/b").await, house.enqueue("ingest/c").await);
+    house.drain().await;
+    assert_eq!(house.state(before).await, "landed");
+    let open = reviews(&house).await;
+    house
+        .ledger
+        .decide(open[0].id, Decision::Approve, &Principal::new("rita"), "agreed", house.now())
+        .await
+        .unwrap();
+    house.drain().await;
+    for request in [first, second] {
+        assert_eq!(house.state(request).await, "landed", "{}", house.detail(request).await);
+    }
+    let receipt = house.ledger.receipt_of_request(first).await.unwrap().unwrap();
+    assert_eq!(receipt.intent.cars.len(), 1, "the first one under the new structure rides alone");
+    house.assert_sound().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn case_o19_a_rejected_change_refuses_those_who_wrote_under_it() {
     let house = House::orders(ORDERS_POLICY).await;

@@ -5,6 +5,7 @@
 mod bad_input;
 mod bad_input_world;
 mod binary;
+mod busy_writers;
 mod cases_meaning;
 mod cases_publishing;
 mod cases_queue;

@@ -9,7 +9,7 @@ use mergeberg::table::manifests::ManifestStore;
 use mergeberg_kernel::ids::RequestId;
 
 use crate::support::child::{LONG_LEASE, SHORT_LEASE, Settings, real_now, until};
-use crate::support::{House, ORDERS_POLICY, batch, branch, main_branch, order};
+use crate::support::{House, ORDERS_POLICY, batch, branch, drain, main_branch, order};
 
 impl House {
     /// A writer of its own, as another process would be: its own catalog connection and cache.
@@ -159,4 +159,40 @@ async fn workers_that_depose_each_other_lose_nothing() {
     house.assert_nothing_lost_nothing_twice(&requests, &keys).await;
     let uuid = house.loaded().await.facts.uuid.clone();
     assert!(house.ledger.foreign(&uuid, &main_branch()).await.unwrap().is_empty());
+}
+
+/// A request that comes in while a tick looks at the table pins what that tick does not see: it waits for
+/// the next one, and is not taken for one whose branch was reset or removed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_comes_in_during_a_tick_is_not_judged_by_an_older_table() {
+    for known_branch in [false, true] {
+        for load in 0..5 {
+            let house = Arc::new(House::orders(ORDERS_POLICY).await);
+            house.append_on_new("ingest/a", &[order(4, 22)]).await;
+            let first = house.enqueue("ingest/a").await;
+            if known_branch {
+                house.branch("ingest/b").await;
+            }
+            let (catalog, worker) = house.misled_worker();
+            let late = Arc::clone(&house);
+            catalog.during_load(
+                load,
+                Box::pin(async move {
+                    if known_branch {
+                        late.append("ingest/b", &[order(5, 22)]).await;
+                    } else {
+                        late.append_on_new("ingest/b", &[order(5, 22)]).await;
+                    }
+                    late.enqueue("ingest/b").await;
+                }),
+            );
+            drain(&worker).await;
+            assert!(catalog.is_played(), "load {load}");
+            let requests = house.ledger.requests(&Default::default()).await.unwrap();
+            let states: Vec<String> = requests.iter().map(|row| row.state.to_string()).collect();
+            assert_eq!(states, ["landed", "landed"], "request {first}, then one during load {load}");
+            assert_eq!(house.keys("main").await, [1, 2, 3, 4, 5]);
+            house.assert_sound().await;
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! A catalog that misbehaves on order: it stands between a worker and the real SQL catalog.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -47,6 +47,9 @@ pub struct Scripted {
     /// The answer to every commit of a kind that the script does not speak of.
     always: Mutex<Option<(Kind, Answer)>>,
     silent: AtomicBool,
+    /// What happens between a load and its answer, and at which load.
+    during_load: Mutex<Option<(usize, BoxFuture<'static, ()>)>>,
+    loads: AtomicUsize,
     commits: Mutex<Vec<Kind>>,
 }
 
@@ -57,6 +60,8 @@ impl Scripted {
             script: Mutex::default(),
             always: Mutex::default(),
             silent: AtomicBool::default(),
+            during_load: Mutex::default(),
+            loads: AtomicUsize::default(),
             commits: Mutex::default(),
         })
     }
@@ -79,12 +84,17 @@ impl Scripted {
         self.silent.store(silent, Ordering::SeqCst);
     }
 
+    /// Between load number `at` (from 0) and its answer.
+    pub fn during_load(&self, at: usize, act: BoxFuture<'static, ()>) {
+        *self.during_load.lock().unwrap() = Some((at, act));
+    }
+
     pub fn commits(&self, kind: Kind) -> usize {
         self.commits.lock().unwrap().iter().filter(|k| **k == kind).count()
     }
 
     pub fn is_played(&self) -> bool {
-        self.script.lock().unwrap().is_empty()
+        self.script.lock().unwrap().is_empty() && self.during_load.lock().unwrap().is_none()
     }
 
     fn take(&self, kind: Kind) -> Option<Do> {
@@ -138,7 +148,13 @@ impl Catalog for Scripted {
 
     async fn load(&self, table: &TableName) -> Result<Arc<LoadedTable>, CatalogError> {
         self.listen()?;
-        self.inner.load(table).await
+        let loaded = self.inner.load(table).await;
+        let number = self.loads.fetch_add(1, Ordering::SeqCst);
+        let act = self.during_load.lock().unwrap().take_if(|(at, _)| *at == number);
+        if let Some((_, act)) = act {
+            act.await;
+        }
+        loaded
     }
 
     async fn commit(
