@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
+use datafusion::arrow::array::{Date32Array, RecordBatch};
 use mergeberg::ledger::{Enqueued, EvidenceRow, NewRequest};
 use mergeberg::table::catalog::{Capabilities, Catalog, CatalogError, CommitOutcome};
 use mergeberg::table::data_files::{DataFileWriter, NewDataFile};
@@ -22,7 +23,7 @@ use mergeberg_kernel::ids::{Principal, RequestId, SchemaId, SnapshotId, TableNam
 
 use wide_table::append_manifests;
 
-use crate::support::{House, ORDERS_POLICY, batch_on, branch, drain, main_branch, order};
+use crate::support::{House, ORDERS_POLICY, branch, columns, decimal, drain, long, main_branch, order, text};
 
 /// Requests that one train carries in these tests: the class's default batch size.
 const BATCH: usize = 50;
@@ -95,13 +96,24 @@ fn counting_worker(house: &House) -> (Worker, Arc<Counting>) {
 /// As many data files of one row each, every one in a day of its own.
 async fn files(house: &House, count: usize) -> Vec<NewDataFile> {
     let table = house.loaded().await;
-    let rows: Vec<(i64, i32)> = (0..i32::try_from(count).unwrap())
-        .map(|number| (100_000 + i64::from(number), BULK_DAY + number))
-        .collect();
-    let batches = rows.chunks(200).map(batch_on).collect();
+    let numbers: Vec<i32> = (0..i32::try_from(count).unwrap()).collect();
+    let batches = numbers.chunks(200).map(bulk_batch).collect();
     let files = DataFileWriter::write_batches(&table, table.facts.current_schema_id, batches).await.unwrap();
     assert_eq!(files.len(), count, "one file a day");
     files
+}
+
+/// Orders 100,000 and on, each in its own day.
+fn bulk_batch(numbers: &[i32]) -> RecordBatch {
+    let ids: Vec<i64> = numbers.iter().map(|n| 100_000 + i64::from(*n)).collect();
+    let days: Vec<i32> = numbers.iter().map(|n| BULK_DAY + n).collect();
+    let count = numbers.len();
+    columns(vec![
+        ("order_id", long(&ids)),
+        ("order_date", Arc::new(Date32Array::from(days))),
+        ("status", text(&vec![Some("new"); count])),
+        ("amount", decimal(&vec![100; count], 12, 2)),
+    ])
 }
 
 fn append_of(id: SnapshotId, file: NewDataFile, house: &House) -> SnapshotChange {
