@@ -23,9 +23,15 @@ pub fn render(measured: &[Measured], options: &Options) -> Result<String, std::f
         page,
         "# Benchmarks\n\n\
          Written by `cargo bench --bench landing`; not edited by hand. Absolute figures are those of one \
-         machine on one day ({}, local disk, release build); compare the columns of a row, which were taken \
-         side by side. Each figure is the median of {} rounds, the range in brackets.\n",
+         machine on one day ({}, local disk, {}); compare the columns of a row, which were taken side by \
+         side. Rounds of queue and floor, in turn: {}. A figure is that of the median round, with the range \
+         of all in brackets.\n",
         machine(),
+        if cfg!(debug_assertions) {
+            "a development build, whose figures mean nothing"
+        } else {
+            "release build"
+        },
         options.rounds
     )?;
     speed(&mut page, measured)?;

@@ -9,8 +9,11 @@ use tokio::sync::watch;
 
 use super::answer::Answer;
 use super::context::Context;
+use super::request::OPEN_WORDS;
 use crate::config::PolicyFolder;
 use crate::error::UserError;
+use crate::ledger::RequestFilter;
+use crate::report::text::count;
 use crate::validate::Engine;
 use crate::worker::context::{Random, Worker};
 use crate::worker::error::WorkerError;
@@ -45,10 +48,23 @@ pub async fn run(context: &Context, args: &WorkerArgs) -> Result<Answer, UserErr
     });
     let ended = worker.run(options(context, args.drain), stopped).await;
     signals.abort();
+    let open = RequestFilter {
+        states: OPEN_WORDS.iter().map(|word| (*word).to_owned()).collect(),
+        ..RequestFilter::default()
+    };
     let (word, text) = match ended.map_err(of_worker)? {
-        Ended::Drained => ("drained", "Nothing more can be done now."),
-        Ended::Stopped => ("stopped", "Stopped."),
-        Ended::Deposed => ("deposed", "Another worker leads now; this one stopped."),
+        Ended::Drained => match context.ledger().await?.requests(&open).await?.len() as u64 {
+            0 => ("drained", "Nothing is left to do.".to_owned()),
+            n => {
+                let what = count(n, "request");
+                (
+                    "drained",
+                    format!("Nothing more can be done now; still open (`request list --open`): {what}."),
+                )
+            }
+        },
+        Ended::Stopped => ("stopped", "Stopped.".to_owned()),
+        Ended::Deposed => ("deposed", "Another worker leads now; this one stopped.".to_owned()),
     };
     Ok(Answer::new(text, json!({ "ended": word })))
 }

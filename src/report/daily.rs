@@ -443,17 +443,7 @@ nyc.flights main: 4 snapshots on the target <> 2 landed + 1 maintenance + 0 bypa
         let expected = "\
 Queue summary of 2013-11-03 (America/New_York, 25 h)
 
-requests that ended
-  class  ended  landed  already-published  refused  withdrawn  cancelled
-  all        0       0                  0        0          0          0
-
-times
-  class  wait median  wait p95  merge median  merge p95
-  all              -         -             -          -
-
-classification
-  class
-  all
+no request ended on this day
 
 target
   maintenance     0 snapshots

@@ -374,7 +374,7 @@ impl Worker {
             let text = format!("{} is another table now; enqueued was uuid {}", lane.table, lane.uuid);
             return Ok(Found::Refuse(ReasonCode::TableReplaced, text));
         }
-        // Its branches went with it: whoever registers it again enqueues them again (case O36).
+        // Case O36: fails alone. Its branch is still in the table's files, should it be registered again.
         Ok(Found::Refuse(ReasonCode::TableNotFound, format!("{} is not in the catalog any more", lane.table)))
     }
 }

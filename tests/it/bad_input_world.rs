@@ -101,13 +101,16 @@ async fn rule_c11_a_renamed_table_holds_and_goes_on_under_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn case_o36_requests_of_a_dropped_table_end_and_others_go_on() {
+async fn case_o36_a_dropped_table_refuses_its_requests_which_can_be_enqueued_again() {
     let shop = Shop::open().await;
     let id = waiting(&shop).await;
     let location = shop.house.loaded().await.metadata_location.clone();
     shop.house.catalog.drop_table(&name(TABLE)).await.unwrap();
     shop.ends(id, "refused(table-not-found)", "is not in the catalog any more").await;
     shop.house.catalog.register_table(&name(TABLE), &location).await.unwrap();
+    let again = shop.enqueue("ingest/waiting");
+    assert_ne!(id, again);
+    shop.ends(again, "landed", "landed as").await;
     shop.lands_another().await;
 }
 

@@ -206,7 +206,7 @@ async fn rule_l4_an_unknown_landing_is_settled_when_the_catalog_answers_again() 
         house.append_on_new("ingest/b", &[order(5, 22)]).await;
         let other = house.enqueue("ingest/b").await;
         work(&worker).await.unwrap_err();
-        assert_eq!(house.state(other).await, "held(catalog-unavailable)");
+        assert_eq!(house.state(other).await, "held(catalog-unavailable)", "its owner sees why it waits");
 
         catalog.be_silent(false);
         // A successor does it as well as the worker that lost the answer.

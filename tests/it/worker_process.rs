@@ -1,14 +1,12 @@
 //! The shipped worker as a process: woken by an enqueue, stopped by a signal.
 
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
+use crate::support::child::until;
 use crate::support::{House, ORDERS_POLICY, order};
 
 /// Far longer than any test: what happens before it was not found by polling.
 const POLL: &str = "20m";
-/// Bound of every wait of these tests; reached only when something is wrong.
-const BOUND: Duration = Duration::from_secs(60);
 
 fn configure(house: &House) -> std::path::PathBuf {
     let dir = house.dir.path();
@@ -20,14 +18,6 @@ fn configure(house: &House) -> std::path::PathBuf {
     );
     std::fs::write(&file, text).unwrap();
     file
-}
-
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let end = Instant::now() + BOUND;
-    while !holds().await {
-        assert!(Instant::now() < end, "{what} did not come true");
-        tokio::task::yield_now().await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -158,9 +158,10 @@ fn was_killed(status: ExitStatus) -> bool {
 /// Polls until `condition` holds, with a bound.
 pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let begin = Instant::now();
+    let mut look = tokio::time::interval(Duration::from_millis(20));
     while !condition().await {
         assert!(begin.elapsed() < PATIENCE, "waited in vain until {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        look.tick().await;
     }
 }
 

@@ -381,6 +381,13 @@ pub fn batch(rows: &[Order]) -> RecordBatch {
     order_columns(rows.iter().map(|row| row.id).collect(), days, statuses, cents)
 }
 
+/// Rows by key and day, the day in days since 1970.
+pub fn batch_on(rows: &[(i64, i32)]) -> RecordBatch {
+    let ids = rows.iter().map(|row| row.0).collect();
+    let days = rows.iter().map(|row| row.1).collect();
+    order_columns(ids, days, vec!["new"; rows.len()], vec![100; rows.len()])
+}
+
 fn order_columns(ids: Vec<i64>, days: Vec<i32>, statuses: Vec<&str>, cents: Vec<i128>) -> RecordBatch {
     let schema = Arc::new(Schema::new(vec![
         Field::new("order_id", DataType::Int64, false),
