@@ -11,6 +11,7 @@
 //! - `MERGEBERG_ORACLE_SEED=17 cargo test --test it oracle` plays the one of seed 17 (with the length that
 //!   `MERGEBERG_ORACLE_STEPS` names).
 
+mod choices;
 mod found;
 mod history;
 mod judge;
@@ -30,7 +31,7 @@ const STEPS: usize = 25;
 /// Steps of a history of the long form.
 const LONG_STEPS: usize = 60;
 /// Time after which a normal run begins no further history, so that a slow machine only tests less.
-const TIME_BOUND: Duration = Duration::from_secs(60);
+const TIME_BOUND: Duration = Duration::from_secs(40);
 /// Histories played at the same time: they mostly wait for the disk.
 const AT_ONCE: usize = 4;
 /// Histories without which the tally says nothing.

@@ -19,6 +19,8 @@ pub struct Form {
     /// Delete and append in two snapshots, as PyIceberg does.
     pub pair: bool,
     pub record: Option<Value>,
+    /// A compaction is labelled as an overwrite.
+    pub plain_label: bool,
 }
 
 pub type Files = BTreeMap<Arc<str>, Vec<Order>>;
@@ -54,8 +56,10 @@ pub async fn write(house: &House, name: &str, op: &Op, form: &Form, feed: &Feed)
     let label = match op {
         Op::Append(_) | Op::InsertIfAbsent(_) => "append",
         Op::DeleteDays(_) => "delete",
-        Op::Compact(_) => "replace",
-        Op::ReplaceDays { .. } | Op::Update { .. } | Op::OverwriteWhere { .. } => "overwrite",
+        Op::Compact(_) if !form.plain_label => "replace",
+        Op::Compact(_) | Op::ReplaceDays { .. } | Op::Update { .. } | Op::OverwriteWhere { .. } => {
+            "overwrite"
+        }
     };
     vec![house.write(name, label, &add, paths(remove), summary).await]
 }

@@ -374,27 +374,19 @@ pub async fn drain(worker: &Worker) {
 }
 
 pub fn batch(rows: &[Order]) -> RecordBatch {
-    let day = |row: &Order| parse_date(&format!("2026-08-{:02}", row.day)).unwrap();
-    let days = rows.iter().map(|row| i32::try_from(day(row)).unwrap()).collect();
-    let statuses = rows.iter().map(|row| row.status.as_str()).collect();
-    let cents = rows.iter().map(|row| i128::from(row.cents)).collect();
-    order_columns(rows.iter().map(|row| row.id).collect(), days, statuses, cents)
-}
-
-/// Rows by key and day, the day in days since 1970.
-pub fn batch_on(rows: &[(i64, i32)]) -> RecordBatch {
-    let ids = rows.iter().map(|row| row.0).collect();
-    let days = rows.iter().map(|row| row.1).collect();
-    order_columns(ids, days, vec!["new"; rows.len()], vec![100; rows.len()])
-}
-
-fn order_columns(ids: Vec<i64>, days: Vec<i32>, statuses: Vec<&str>, cents: Vec<i128>) -> RecordBatch {
     let schema = Arc::new(Schema::new(vec![
         Field::new("order_id", DataType::Int64, false),
         Field::new("order_date", DataType::Date32, false),
         Field::new("status", DataType::Utf8, true),
         Field::new("amount", DataType::Decimal128(12, 2), true),
     ]));
+    let ids: Vec<i64> = rows.iter().map(|r| r.id).collect();
+    let days: Vec<i32> = rows
+        .iter()
+        .map(|r| i32::try_from(parse_date(&format!("2026-08-{:02}", r.day)).unwrap()).unwrap())
+        .collect();
+    let statuses: Vec<&str> = rows.iter().map(|r| r.status.as_str()).collect();
+    let cents: Vec<i128> = rows.iter().map(|r| i128::from(r.cents)).collect();
     let columns: Vec<ArrayRef> = vec![
         Arc::new(Int64Array::from(ids)),
         Arc::new(Date32Array::from(days)),
