@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{RefName, SchemaId, SnapshotId, SortOrderId, SpecId, TableName, TableUuid};
+use crate::ids::{QueueId, RefName, SchemaId, SnapshotId, SortOrderId, SpecId, TableName, TableUuid};
 use crate::lineage::SnapshotGraph;
 use crate::structure::{SchemaFact, SortOrderFact, SpecFact, StructureId};
 
@@ -37,6 +37,9 @@ pub struct LogEntry {
     pub snapshot_id: SnapshotId,
     pub timestamp_ms: i64,
 }
+
+/// Table property by which a queue claims a table: the queue's id (rule R7).
+pub const CLAIM_PROPERTY: &str = "mergeberg.queue";
 
 /// Everything that decisions need of a table's metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +75,26 @@ impl TableFacts {
             spec_id: self.default_spec_id,
             sort_order_id: self.default_sort_order_id,
         }
+    }
+
+    /// The queue that claims this table, if it is another one than `queue` (rule R7).
+    pub fn foreign_claim(&self, queue: &QueueId) -> Option<&str> {
+        self.properties.get(CLAIM_PROPERTY).map(String::as_str).filter(|claim| *claim != queue.as_str())
+    }
+
+    /// What no catalog can require, and what yet has to be as it was planned on: format version and
+    /// properties (rule L7). The first difference in words; a queue's claim is no difference.
+    pub fn rules_differ(&self, planned: &Self) -> Option<String> {
+        if self.format_version != planned.format_version {
+            return Some(format!(
+                "the table was upgraded from format version {} to {}",
+                planned.format_version, self.format_version
+            ));
+        }
+        let keys = self.properties.keys().chain(planned.properties.keys());
+        keys.filter(|key| key.as_str() != CLAIM_PROPERTY)
+            .find(|key| self.properties.get(*key) != planned.properties.get(*key))
+            .map(|key| format!("table property {key} was changed"))
     }
 
     pub fn property_i64(&self, key: &str, default: i64) -> i64 {

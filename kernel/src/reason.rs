@@ -61,6 +61,9 @@ reasons! {
     TargetRewound, "target-rewound",
         "The target is no descendant of the head that the queue landed last.",
         "An operator finds out who moved it, then accepts the new head with `mergeberg target adopt`.";
+    ClaimedElsewhere, "claimed-elsewhere",
+        "Another queue has claimed this table.",
+        "Enqueue there; if that queue is gone for good, an operator runs `mergeberg target claim`.";
     CatalogUnavailable, "catalog-unavailable",
         "The catalog or the storage did not answer.",
         "Bring it back; the queue goes on by itself.";

@@ -61,6 +61,11 @@ pub async fn enqueue(context: EnqueueContext<'_>, args: &EnqueueArgs) -> Result<
         .with_next("use a catalog with table refs and ref requirements"));
     }
     let table = load(context.catalog, &args.table).await?;
+    if let Some(other) = table.facts.foreign_claim(context.ledger.queue_id()) {
+        let text =
+            format!("{} is claimed by queue {other}; this one is {}", args.table, context.ledger.queue_id());
+        return Err(UserError::new(ReasonCode::ClaimedElsewhere, text));
+    }
     let policy = context.policies.for_table(&args.table);
     let request = match resolve(&table.facts, &policy, args) {
         Ok(request) => request,

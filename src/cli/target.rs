@@ -1,7 +1,13 @@
-//! `target adopt`: an operator vouches for a target that was rewound (rule S3). Until then its queue is held.
+//! What only an operator may say of a target, with a reason that is kept. Until then its queue is held.
+//!
+//! `adopt` vouches for a head that was rewound (rule S3), `claim` takes a table over from a queue that is gone
+//! (rule R7).
+
+use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
-use mergeberg_kernel::facts::TableFacts;
+use mergeberg_kernel::commit::{Requirement, Update};
+use mergeberg_kernel::facts::{CLAIM_PROPERTY, TableFacts};
 use mergeberg_kernel::ids::{RefName, SnapshotId, TableName};
 use mergeberg_kernel::reason::ReasonCode;
 use serde_json::json;
@@ -12,11 +18,30 @@ use super::enqueue::{branch_head, load};
 use super::parse_ref;
 use crate::error::UserError;
 use crate::ledger::{Ledger, TargetHead};
+use crate::table::catalog::CommitOutcome;
+
+/// Times that a claim is sent again because the table was written meanwhile.
+const MAX_COMMIT_TRIES: u32 = 10;
 
 #[derive(Debug, Subcommand)]
 pub enum TargetCommand {
     /// Accept the head of a rewound target, so that its queue goes on from there.
     Adopt(AdoptArgs),
+    /// Take a table over from another queue, which must not work on it any more.
+    Claim(ClaimArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct ClaimArgs {
+    /// Namespace and name, such as nyc.flights.
+    #[arg(long)]
+    pub table: TableName,
+    /// Why the other queue is gone; kept with the claim.
+    #[arg(long)]
+    pub reason: String,
+    /// Who says so [default: $MERGEBERG_PRINCIPAL or the user].
+    #[arg(long)]
+    pub principal: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -36,16 +61,60 @@ pub struct AdoptArgs {
 }
 
 pub async fn run(context: &Context, command: TargetCommand) -> Result<Answer, UserError> {
-    let TargetCommand::Adopt(args) = command;
-    adopt(context, args).await
+    match command {
+        TargetCommand::Adopt(args) => adopt(context, args).await,
+        TargetCommand::Claim(args) => claim(context, args).await,
+    }
+}
+
+fn check_reason(reason: &str, example: &str) -> Result<(), UserError> {
+    if !reason.trim().is_empty() {
+        return Ok(());
+    }
+    Err(UserError::new(ReasonCode::InvalidArgument, "the reason is empty")
+        .with_next(format!("say in a sentence {example}, with --reason")))
+}
+
+async fn claim(context: &Context, args: ClaimArgs) -> Result<Answer, UserError> {
+    let ClaimArgs { table: name, reason, principal: named } = args;
+    check_reason(&reason, "why the other queue is gone")?;
+    let by = principal(named, |variable| std::env::var(variable).ok());
+    let ledger = context.ledger().await?;
+    let catalog = context.catalog().await?;
+    let queue = ledger.queue_id().to_string();
+    for _ in 0..MAX_COMMIT_TRIES {
+        let table = load(catalog.as_ref(), &name).await?;
+        let before = table.facts.properties.get(CLAIM_PROPERTY).cloned();
+        let json = json!({ "table": name, "queue": queue, "before": before, "by": by, "reason": reason });
+        if before.as_deref() == Some(queue.as_str()) {
+            return Ok(Answer::new(format!("{name} is claimed by this queue, {queue}, already\n"), json));
+        }
+        let requirements = [Requirement::TableUuid(table.facts.uuid.clone())];
+        let claim = BTreeMap::from([(CLAIM_PROPERTY.to_owned(), queue.clone())]);
+        match catalog.commit(&table, &requirements, vec![Update::SetProperties(claim)]).await {
+            CommitOutcome::Landed(_) => {
+                ledger.tell_claim(&name, before.as_deref(), &by, &reason, context.now_ms()).await?;
+                let from = before.map_or("nobody".to_owned(), |other| format!("queue {other}"));
+                let text = format!("{by} claimed {name} for this queue, {queue} (before: {from})\n");
+                return Ok(Answer::new(text, json));
+            }
+            // Written meanwhile, or nobody knows: the next look tells.
+            CommitOutcome::PointerMoved | CommitOutcome::Unknown(_) => {}
+            CommitOutcome::Refused(error) => return Err(error.into()),
+            outcome => {
+                let text = format!("{name} was not claimed: {outcome:?}");
+                return Err(UserError::new(ReasonCode::CatalogRefused, text));
+            }
+        }
+    }
+    let text = format!("{name} was written {MAX_COMMIT_TRIES} times while it was to be claimed");
+    Err(UserError::new(ReasonCode::CatalogUnavailable, text)
+        .with_next("try again when fewer writers are at work"))
 }
 
 async fn adopt(context: &Context, args: AdoptArgs) -> Result<Answer, UserError> {
     let AdoptArgs { table: name, target, reason, principal: named } = args;
-    if reason.trim().is_empty() {
-        return Err(UserError::new(ReasonCode::InvalidArgument, "the reason is empty")
-            .with_next("say in a sentence who moved the target and why that is right, with --reason"));
-    }
+    check_reason(&reason, "who moved the target and why that is right")?;
     let by = principal(named, |variable| std::env::var(variable).ok());
     let ledger = context.ledger().await?;
     let table = load(context.catalog().await?.as_ref(), &name).await?;

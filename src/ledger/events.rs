@@ -37,6 +37,8 @@ words! {
         /// A foreign commit on a target.
         Bypass = "bypass",
         HeadAdopted = "head-adopted",
+        /// An operator took a table over from another queue.
+        TableClaimed = "table-claimed",
         LeaderChanged = "leader-changed",
         /// A request's row cannot be read; the queue goes on without it.
         Unreadable = "unreadable",

@@ -183,6 +183,24 @@ impl Ledger {
         Ok(())
     }
 
+    /// An operator took a table over (rule R7): told, and the worker is woken.
+    pub async fn tell_claim(
+        &self,
+        table: &TableName,
+        from: Option<&str>,
+        by: &Principal,
+        reason: &str,
+        now_ms: i64,
+    ) -> Result<(), LedgerError> {
+        let mut tx = self.begin().await?;
+        let from = from.map(|queue| format!(" from queue {queue}")).unwrap_or_default();
+        let text = format!("{by} claimed {table}{from}: {reason}");
+        append(&mut tx, &[NewEvent::of_table(EventKind::TableClaimed, table, text)], now_ms).await?;
+        wake(&mut tx).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
     /// Records foreign commits; one that is known already is left as it is. Says how many are new.
     pub async fn record_foreign(&self, rows: &[ForeignRow]) -> Result<usize, LedgerError> {
         let mut tx = self.begin().await?;

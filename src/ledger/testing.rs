@@ -49,6 +49,7 @@ pub fn train(id: &str, candidates: &[i64]) -> TrainRow {
         planned_head: Some(SnapshotId(10)),
         tail: SnapshotId(*candidates.last().unwrap()),
         candidates: candidates.iter().copied().map(SnapshotId).collect(),
+        written: None,
         status: TrainStatus::Staging,
         at_ms: 2,
     }

@@ -34,6 +34,9 @@ pub struct TrainRow {
     pub tail: SnapshotId,
     /// All candidates in order, the tail last.
     pub candidates: Vec<SnapshotId>,
+    /// Files that were written for the candidates, as `table::cleanup::WrittenFiles` puts them: whoever drops
+    /// the train deletes them. `None` in rows of an older release.
+    pub written: Option<serde_json::Value>,
     pub status: TrainStatus,
     /// When it was recorded.
     pub at_ms: i64,
@@ -50,6 +53,7 @@ impl TrainRow {
             planned_head: f.opt_snapshot("planned_head")?,
             tail: f.snapshot("tail")?,
             candidates: f.json("candidates")?,
+            written: f.opt_json("written")?,
             status: f.word("status", TrainStatus::from_word)?,
             at_ms: f.int("at_ms")?,
         })
@@ -59,14 +63,24 @@ impl TrainRow {
 impl Ledger {
     /// Records a new train. Ids and temporary refs are never used twice (rule R7).
     pub async fn record_train(&self, epoch: Epoch, row: &TrainRow) -> Result<(), LedgerError> {
-        let TrainRow { train, table_uuid, target, temp_ref, planned_head, tail, candidates, status, at_ms } =
-            row;
+        let TrainRow {
+            train,
+            table_uuid,
+            target,
+            temp_ref,
+            planned_head,
+            tail,
+            candidates,
+            written,
+            status,
+            at_ms,
+        } = row;
         let mut tx = self.begin().await?;
         fence(&mut tx, epoch).await?;
         let inserted = sqlx::query(
-            "INSERT INTO train (train, table_uuid, target, temp_ref, planned_head, tail, candidates, status,
-                 at_ms)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            "INSERT INTO train (train, table_uuid, target, temp_ref, planned_head, tail, candidates,
+                 written, status, at_ms)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
         )
         .bind(train.as_str())
         .bind(table_uuid.as_str())
@@ -75,6 +89,7 @@ impl Ledger {
         .bind(planned_head.map(|id| id.0))
         .bind(tail.0)
         .bind(to_json(candidates)?)
+        .bind(written.as_ref().map(to_json).transpose()?)
         .bind(status.word())
         .bind(*at_ms)
         .execute(&mut *tx)
@@ -85,6 +100,27 @@ impl Ledger {
             }
             outcome => outcome?,
         };
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Its candidates were written again; what stood for them before is no longer listed.
+    pub async fn rewrite_train(
+        &self,
+        epoch: Epoch,
+        train: &TrainId,
+        written: &serde_json::Value,
+    ) -> Result<(), LedgerError> {
+        let mut tx = self.begin_progress().await?;
+        fence(&mut tx, epoch).await?;
+        let changed = sqlx::query("UPDATE train SET written = $1 WHERE train = $2")
+            .bind(to_json(written)?)
+            .bind(train.as_str())
+            .execute(&mut *tx)
+            .await?;
+        if changed.rows_affected() != 1 {
+            return Err(LedgerError::NoSuchTrain(train.clone()));
+        }
         tx.commit().await?;
         Ok(())
     }

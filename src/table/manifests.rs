@@ -200,6 +200,16 @@ impl ManifestStore {
         self.manifests(access, &own).await
     }
 
+    /// Paths of the manifests that a snapshot names.
+    pub async fn manifest_paths(
+        &self,
+        table: &LoadedTable,
+        snapshot: &SnapshotFact,
+    ) -> Result<Vec<String>, TableError> {
+        let list = self.list(&TableAccess::of(table), &snapshot.manifest_list).await?;
+        Ok(list.iter().map(|manifest| manifest.manifest_path.clone()).collect())
+    }
+
     /// The manifest list at `path`.
     pub(super) async fn list(
         &self,

@@ -19,8 +19,8 @@ use mergeberg_kernel::unit::{SourceChange, UnitRefusal, units};
 
 use super::context::{Lane, Worker};
 use super::error::WorkerError;
+use super::landing::tag_name;
 use super::pins::pinned_base;
-use super::protocol::tag_name;
 use super::structure::Structures;
 use crate::ledger::RequestRow;
 use crate::replay::filter::read_filter;

@@ -1,6 +1,6 @@
 //! The shell around the kernel: gather, decide, act, record, in that order.
 //!
-//! One leader a ledger; inside it one lane a (table, target). A tick takes no input and may run twice.
+//! One leader a ledger; inside it one lane a (table, target), tables side by side. A tick takes no input and may run twice.
 //! `protocol.rs` holds the order of writes.
 
 pub mod check;
@@ -8,6 +8,8 @@ pub mod context;
 pub mod error;
 pub mod foreign;
 pub mod gather;
+pub mod judge;
+pub mod landing;
 pub mod losses;
 pub mod pins;
 pub mod plan;
@@ -15,5 +17,8 @@ pub mod protocol;
 pub mod run;
 pub mod settle;
 pub mod stage;
+pub mod staging;
 pub mod step;
 pub mod structure;
+pub mod tick;
+pub mod verdicts;

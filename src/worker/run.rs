@@ -1,23 +1,23 @@
-//! The loop: lead, tick every lane, wait for news.
+//! The loop: lead, keep every table going, wait for news.
+//!
+//! Tables are worked on side by side, each at its own pace: a check that takes minutes on one of them holds
+//! up no other. All of them run in one task and share the lease.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mergeberg_kernel::admission::StructureStanding;
-use mergeberg_kernel::ids::{Epoch, TableName};
-use mergeberg_kernel::reason::ReasonCode;
-use mergeberg_kernel::state::{RequestEvent, RequestState};
-use serde_json::json;
+use futures::stream::{FuturesUnordered, StreamExt};
+use mergeberg_kernel::ids::{Epoch, TableUuid};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
-use super::context::{Lane, Worker};
+use super::context::Worker;
 use super::error::{Disposition, WorkerError};
-use super::foreign::TargetStanding;
-use super::protocol::{Progress, waits_for_its_check};
-use crate::ledger::{Change, LedgerFault, RequestRow, TargetHead, Waiting};
-use crate::table::catalog::CatalogError;
-use crate::table::loaded::LoadedTable;
+use super::protocol::Progress;
+use super::tick::{TABLES_AT_ONCE, TableWork};
+use crate::config::PolicySet;
+use crate::ledger::{LedgerFault, Watcher};
 
 /// How often another process's write to the ledger is looked for.
 const WATCH_EVERY: Duration = Duration::from_millis(25);
@@ -25,6 +25,8 @@ const WATCH_EVERY: Duration = Duration::from_millis(25);
 /// Renewals within one lease.
 const HEARTBEATS_PER_LEASE: i64 = 3;
 
+/// Ticks in a row that may fail before `--drain` gives a table up.
+const MAX_DRAIN_FAILURES: u32 = 8;
 /// Failed ticks in a row that are tried again at once; most troubles are over by then.
 const QUICK_RETRIES: u32 = 8;
 /// Longest rest after failed ticks: a broken table must not fill log and ledger over a weekend.
@@ -89,314 +91,286 @@ impl Worker {
         }
     }
 
+    /// Keeps the tables going and the lease alive until there is a reason to end.
     async fn lead_on(
         &self,
         epoch: Epoch,
         options: RunOptions,
         stop: &mut watch::Receiver<bool>,
-        watcher: &mut crate::ledger::Watcher,
+        watcher: &mut Watcher,
     ) -> Result<Ended, WorkerError> {
-        let mut failures = 0_u32;
-        loop {
-            if *stop.borrow() {
-                return Ok(Ended::Stopped);
-            }
-            match self.tick_with_heartbeat(epoch, options.lease_ms).await {
-                Ok(progress) => {
-                    failures = 0;
-                    if progress.changed {
-                        continue;
-                    }
-                    if options.drain {
-                        return Ok(Ended::Drained);
-                    }
-                }
-                Err(error) => match error.disposition() {
-                    Disposition::StepDown => return Ok(Ended::Deposed),
-                    Disposition::Stop => return Err(error),
-                    Disposition::RetryNextTick => {
-                        failures += 1;
-                        tracing::warn!(failures, "this tick failed, the next one tries again: {error}");
-                        if options.drain && failures >= MAX_DRAIN_FAILURES {
-                            return Err(error);
-                        }
-                        if options.drain || failures <= QUICK_RETRIES {
-                            self.pause(failures).await;
-                            continue;
-                        }
-                    }
-                },
-            }
-            self.rest(epoch, rest_for(failures, options.poll), options.poll, stop, watcher).await?;
-        }
-    }
-
-    /// Waits for news, for a stop, or until the time is over; the lease is kept meanwhile.
-    async fn rest(
-        &self,
-        epoch: Epoch,
-        mut left: Duration,
-        poll: Duration,
-        stop: &mut watch::Receiver<bool>,
-        watcher: &mut crate::ledger::Watcher,
-    ) -> Result<(), WorkerError> {
-        loop {
-            let slice = left.min(poll);
-            tokio::select! {
-                changed = watcher.wait_for_change(WATCH_EVERY, slice) => if changed? { return Ok(()) },
-                _ = stop.changed() => return Ok(()),
-            }
-            left = left.saturating_sub(slice);
-            if left.is_zero() {
-                return Ok(());
-            }
-            self.ledger.renew(epoch, self.now_ms()).await?;
-        }
-    }
-
-    /// A tick during which the lease is renewed: a check may take longer than it lasts. Both run side by
-    /// side, for a tick that waits while it holds the ledger's writing connection must go on for the renewal
-    /// to get it.
-    async fn tick_with_heartbeat(&self, epoch: Epoch, lease_ms: i64) -> Result<Progress, WorkerError> {
-        let every = Duration::from_millis(u64::try_from(lease_ms / HEARTBEATS_PER_LEASE).unwrap_or(1).max(1));
         self.ledger.renew(epoch, self.now_ms()).await?;
-        let heartbeat = async {
-            loop {
-                tokio::time::sleep(every).await;
-                match self.ledger.renew(epoch, self.now_ms()).await {
-                    Ok(()) => {}
-                    Err(error) if error.fault() == LedgerFault::StepDown => return WorkerError::from(error),
-                    // The epoch guards every write; a late heartbeat only lets another worker in earlier.
-                    Err(error) => tracing::warn!("the lease could not be renewed: {error}"),
-                }
-            }
+        // Side by side with the tables: a tick that holds the ledger's writing connection while it waits must go
+        // on for the renewal to get it.
+        let result = tokio::select! {
+            result = self.keep_going(epoch, options, stop, watcher) => result,
+            error = self.heartbeat(epoch, options.lease_ms) => Err(error),
         };
-        tokio::select! {
-            result = self.tick(epoch) => result,
-            error = heartbeat => Err(error),
+        match result {
+            Err(error) if error.disposition() == Disposition::StepDown => Ok(Ended::Deposed),
+            result => result,
         }
     }
 
-    /// One look at everything. Takes no input and may run twice.
-    pub async fn tick(&self, epoch: Epoch) -> Result<Progress, WorkerError> {
-        let policies = self.policies.read()?;
-        let mut lanes: BTreeMap<TableName, Vec<Lane>> = BTreeMap::new();
-        for (table, uuid, target) in self.ledger.open_tables().await? {
-            lanes.entry(table.clone()).or_default().push(Lane { table, uuid, target });
-        }
-        let mut progress = Progress::default();
-        let mut failed = None;
-        for TargetHead { table, table_uuid: uuid, target, .. } in self.ledger.target_heads().await? {
-            let lane = Lane { table, uuid, target };
-            if !lanes.values().flatten().any(|open| open.uuid == lane.uuid && open.target == lane.target) {
-                let policy = policies.for_table(&lane.table);
-                match self.look_after(epoch, &lane, &policy).await {
-                    Err(error) if error.disposition() != Disposition::RetryNextTick => return Err(error),
-                    Err(error) => tracing::warn!(table = %lane.table, target = %lane.target, "{error}"),
-                    Ok(()) => {}
-                }
+    /// Renews the lease: a check may take longer than it lasts. Ends when another worker leads.
+    async fn heartbeat(&self, epoch: Epoch, lease_ms: i64) -> WorkerError {
+        let every = Duration::from_millis(u64::try_from(lease_ms / HEARTBEATS_PER_LEASE).unwrap_or(1).max(1));
+        loop {
+            tokio::time::sleep(every).await;
+            match self.ledger.renew(epoch, self.now_ms()).await {
+                Ok(()) => {}
+                Err(error) if error.fault() == LedgerFault::StepDown => return WorkerError::from(error),
+                // The epoch guards every write; a late heartbeat only lets another worker in earlier.
+                Err(error) => tracing::warn!("the lease could not be renewed: {error}"),
             }
         }
-        for (table, lanes) in lanes {
-            let policy = policies.for_table(&table);
-            for lane in lanes {
-                match self.tick_lane(epoch, &lane, &policy).await {
-                    Ok(made) => progress.add(made),
-                    Err(error) if error.disposition() == Disposition::RetryNextTick => {
-                        // One table's trouble is not another's.
-                        tracing::warn!(table = %lane.table, target = %lane.target, "{error}");
-                        if let Some(code) = error.holds_lane() {
-                            let event = RequestEvent::Hold(code);
-                            progress.add(self.all_waiting(epoch, &lane, event, &error.to_string()).await?);
-                        }
-                        failed = Some(error);
+    }
+
+    async fn keep_going(
+        &self,
+        epoch: Epoch,
+        options: RunOptions,
+        stop: &mut watch::Receiver<bool>,
+        watcher: &mut Watcher,
+    ) -> Result<Ended, WorkerError> {
+        let mut running = FuturesUnordered::new();
+        let mut board = Board::new(options);
+        loop {
+            let stopping = *stop.borrow();
+            if !stopping && running.len() < TABLES_AT_ONCE && board.is_due(Instant::now()) {
+                match self.look(&mut board, TABLES_AT_ONCE - running.len()).await {
+                    Ok((work, policies)) => running.extend(
+                        work.into_iter()
+                            .map(|(table, work)| self.one(epoch, table, work, Arc::clone(&policies))),
+                    ),
+                    Err(error) => board.look_failed(error)?,
+                }
+            }
+            if running.is_empty() {
+                if stopping {
+                    return Ok(Ended::Stopped);
+                }
+                match board.at_rest() {
+                    Rest::LookAgain => continue,
+                    Rest::Drained => return Ok(Ended::Drained),
+                    Rest::GiveUp(error) => return Err(error),
+                    Rest::Wait => {}
+                }
+            }
+            // With no room left only an end makes any.
+            let full = running.len() >= TABLES_AT_ONCE;
+            let rest = if full { options.poll } else { board.rest(Instant::now()) };
+            tokio::select! {
+                Some((table, result)) = running.next() => board.ended(table, result)?,
+                changed = watcher.wait_for_change(WATCH_EVERY, rest), if !stopping => {
+                    if changed? {
+                        board.wake();
                     }
-                    Err(error) => return Err(error),
+                }
+                _ = stop.changed(), if !stopping => {}
+            }
+        }
+    }
+
+    /// The tables that are to be started now, at most `free`.
+    async fn look(
+        &self,
+        board: &mut Board,
+        free: usize,
+    ) -> Result<(Vec<(TableUuid, TableWork)>, Arc<PolicySet>), WorkerError> {
+        let policies = self.policies.read()?;
+        let work = self.work().await?;
+        Ok((board.take(work, free, Instant::now()), policies))
+    }
+
+    async fn one(
+        &self,
+        epoch: Epoch,
+        table: TableUuid,
+        work: TableWork,
+        policies: Arc<PolicySet>,
+    ) -> (TableUuid, Result<Progress, WorkerError>) {
+        (table, self.tick_table(epoch, work, policies).await)
+    }
+}
+
+/// What there is to do when nothing is under way.
+enum Rest {
+    LookAgain,
+    Wait,
+    Drained,
+    GiveUp(WorkerError),
+}
+
+/// Which tables are under way, which are due, and which rest after a failure.
+struct Board {
+    options: RunOptions,
+    busy: BTreeSet<TableUuid>,
+    /// To be looked at as soon as there is room; `everything` says all of them.
+    due: BTreeSet<TableUuid>,
+    everything: bool,
+    next_look: Instant,
+    failures: BTreeMap<TableUuid, Failing>,
+    /// Failed looks at ledger and policies, which concern every table.
+    failed_looks: Failing,
+    /// `--drain`: why a table was given up.
+    given_up: Option<WorkerError>,
+}
+
+#[derive(Clone, Copy)]
+struct Failing {
+    times: u32,
+    until: Instant,
+}
+
+impl Failing {
+    fn none() -> Self {
+        Self { times: 0, until: Instant::now() }
+    }
+
+    fn again(&mut self, options: RunOptions) {
+        self.times = self.times.saturating_add(1);
+        let rest = if options.drain { quick_rest(self.times) } else { rest_for(self.times, options.poll) };
+        self.until = Instant::now() + rest;
+    }
+}
+
+impl Board {
+    fn new(options: RunOptions) -> Self {
+        Self {
+            options,
+            busy: BTreeSet::new(),
+            due: BTreeSet::new(),
+            everything: true,
+            next_look: Instant::now(),
+            failures: BTreeMap::new(),
+            failed_looks: Failing::none(),
+            given_up: None,
+        }
+    }
+
+    /// Something was enqueued, decided or adopted: nobody rests any longer.
+    fn wake(&mut self) {
+        self.everything = true;
+        let now = Instant::now();
+        self.failed_looks.until = now;
+        self.failures.values_mut().for_each(|failing| failing.until = now);
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        now >= self.failed_looks.until
+            && (self.everything
+                || self.is_poll(now)
+                || self.due.iter().any(|table| !self.busy.contains(table))
+                || self.failures.iter().any(|(table, f)| now >= f.until && !self.busy.contains(table)))
+    }
+
+    /// A drain ends instead of looking once more.
+    fn is_poll(&self, now: Instant) -> bool {
+        !self.options.drain && now >= self.next_look
+    }
+
+    /// How long nothing is due by itself; at most a poll.
+    fn rest(&self, now: Instant) -> Duration {
+        let failing = self.failures.iter().filter(|(table, _)| !self.busy.contains(*table));
+        let wakes = failing.map(|(_, f)| f.until).chain([self.next_look]);
+        let next = wakes.min().unwrap_or(self.next_look).max(self.failed_looks.until);
+        next.saturating_duration_since(now).min(self.options.poll)
+    }
+
+    /// Takes out of `work` what is to be started now, at most `free` tables; the rest stays due.
+    fn take<W>(
+        &mut self,
+        mut work: BTreeMap<TableUuid, W>,
+        free: usize,
+        now: Instant,
+    ) -> Vec<(TableUuid, W)> {
+        self.failed_looks = Failing::none();
+        if self.everything || self.is_poll(now) {
+            self.everything = false;
+            self.next_look = now + self.options.poll;
+            self.due.extend(work.keys().cloned());
+        }
+        self.failures.retain(|table, _| work.contains_key(table));
+        self.due.extend(self.failures.iter().filter(|(_, f)| now >= f.until).map(|(table, _)| table.clone()));
+        self.due.retain(|table| work.contains_key(table));
+        let startable = |table: &TableUuid| {
+            !self.busy.contains(table) && self.failures.get(table).is_none_or(|f| now >= f.until)
+        };
+        let starting: Vec<TableUuid> = self.due.iter().filter(|t| startable(t)).take(free).cloned().collect();
+        // A table that rests after a failure comes back by its own time.
+        self.due.retain(|table| !starting.contains(table) && !self.failures.contains_key(table));
+        self.busy.extend(starting.iter().cloned());
+        starting.into_iter().filter_map(|table| work.remove(&table).map(|work| (table, work))).collect()
+    }
+
+    fn ended(&mut self, table: TableUuid, result: Result<Progress, WorkerError>) -> Result<(), WorkerError> {
+        self.busy.remove(&table);
+        match result {
+            Ok(progress) => {
+                self.failures.remove(&table);
+                if progress.changed {
+                    self.due.insert(table);
+                }
+            }
+            Err(error) if error.disposition() != Disposition::RetryNextTick => return Err(error),
+            Err(error) => {
+                let options = self.options;
+                let failing = self.failures.entry(table.clone()).or_insert_with(Failing::none);
+                failing.again(options);
+                tracing::warn!(failures = failing.times, "a tick failed, the next one tries again: {error}");
+                if options.drain && failing.times >= MAX_DRAIN_FAILURES {
+                    failing.until = Instant::now() + FOREVER;
+                    self.given_up.get_or_insert(error);
                 }
             }
         }
-        match failed {
-            Some(error) if !progress.changed => Err(error),
-            _ => Ok(progress),
-        }
-    }
-
-    async fn tick_lane(
-        &self,
-        epoch: Epoch,
-        lane: &Lane,
-        policy: &Arc<mergeberg_kernel::policy::TablePolicy>,
-    ) -> Result<Progress, WorkerError> {
-        match self.find_table(lane).await? {
-            Found::Table => {}
-            Found::Refuse(code, text) => {
-                return self.all_waiting(epoch, lane, RequestEvent::Refuse(code), &text).await;
-            }
-            Found::Hold(code, text) => {
-                return self.all_waiting(epoch, lane, RequestEvent::Hold(code), &text).await;
-            }
-        }
-        if !self.settle_lane(epoch, lane).await? {
-            let text = "the outcome of a landing is not known yet";
-            return self.all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TableHeld), text).await;
-        }
-        // Before the table: a request that comes in between pinned a head that an older table does not show,
-        // and would be taken for one whose branch was reset or removed (rule S2).
-        let waiting = self.waiting(lane).await?;
-        // Settling may have moved the table.
-        let table = match self.catalog.load(&lane.table).await {
-            Ok(table) if table.facts.uuid == lane.uuid => table,
-            Ok(_) | Err(CatalogError::NotFound(_)) => {
-                return Ok(Progress { landed: 0, changed: true });
-            }
-            Err(error) => return Err(error.into()),
-        };
-        if let TargetStanding::Rewound { known, now } = self.watch_target(lane, &table, policy).await? {
-            let now = now.map_or("gone".to_owned(), |id| format!("at snapshot {id}"));
-            let text =
-                format!("the target was at snapshot {known} and is {now}, which does not descend from it");
-            return self.all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TargetRewound), &text).await;
-        }
-        if table.facts.head(&lane.target).is_none() && !is_first_publish(&table, lane) {
-            // It was there at enqueue: whoever removed it may put it back.
-            let text = format!("there is no branch '{}' in {} any more", lane.target, lane.table);
-            let event = RequestEvent::Hold(ReasonCode::TargetNotFound);
-            return self.all_waiting(epoch, lane, event, &text).await;
-        }
-        let structures = self.structures(lane, &table, &policy.digest()).await?;
-        let now_ms = self.now_ms();
-        let table = self.keep_pins(lane, table, &waiting).await?;
-        let waiting: Vec<RequestRow> =
-            waiting.into_iter().filter(|row| !waits_for_its_check(row, now_ms)).collect();
-        if waiting.is_empty() {
-            return Ok(Progress::default());
-        }
-        let mut gathered = match self.gather(lane, table, Arc::clone(policy), waiting, &structures).await {
-            Ok(gathered) => gathered,
-            Err(WorkerError::Table(error)) if error.is_own_fault() => {
-                // The target's own history cannot be read: nobody's request is at fault.
-                let event = RequestEvent::Hold(ReasonCode::TableUnreadable);
-                return self.all_waiting(epoch, lane, event, &error.to_string()).await;
-            }
-            Err(error) => return Err(error),
-        };
-        for request in &gathered.requests {
-            if let StructureStanding::Unknown(structure) = request.structure {
-                self.open_review(lane, &gathered.table, &structures, structure).await?;
-            }
-        }
-        // A train waits for the disk most of its time; meanwhile the sources of the next one are read.
-        let table = Arc::clone(&gathered.table);
-        let next = std::mem::take(&mut gathered.next_sources);
-        let (progress, ()) = tokio::join!(self.run_train(epoch, gathered), self.read_ahead(&table, &next));
-        progress
-    }
-
-    /// The lane's waiting requests. What cannot be read is told and left out (case O36).
-    async fn waiting(&self, lane: &Lane) -> Result<Vec<RequestRow>, WorkerError> {
-        let Waiting { rows, unreadable } = self.ledger.waiting(&lane.uuid, &lane.target).await?;
-        if !unreadable.is_empty() {
-            self.ledger.tell_unreadable(&unreadable, self.now_ms()).await?;
-        }
-        Ok(rows)
-    }
-
-    /// A target without open requests: what a dead worker left in the catalog goes, and commits that no
-    /// request made are seen, not only when somebody enqueues the next time (case O17).
-    async fn look_after(
-        &self,
-        epoch: Epoch,
-        lane: &Lane,
-        policy: &mergeberg_kernel::policy::TablePolicy,
-    ) -> Result<(), WorkerError> {
-        let table = match self.catalog.load(&lane.table).await {
-            Ok(table) if table.facts.uuid == lane.uuid => table,
-            // Nobody waits for it: nothing is looked for.
-            Ok(_) | Err(CatalogError::NotFound(_)) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
-        self.sweep(epoch, lane).await?;
-        self.watch_target(lane, &table, policy).await?;
-        // Those of requests that ended without landing (case O22).
-        self.keep_pins(lane, table, &[]).await?;
         Ok(())
     }
 
-    async fn all_waiting(
-        &self,
-        epoch: Epoch,
-        lane: &Lane,
-        event: RequestEvent,
-        text: &str,
-    ) -> Result<Progress, WorkerError> {
-        let rows = self.waiting(lane).await?;
-        let changes: Vec<Change> = rows
-            .iter()
-            .filter(|row| !matches!(event, RequestEvent::Hold(code) if row.state == RequestState::Held(code)))
-            .map(|row| Change {
-                request: row.id,
-                event,
-                train: None,
-                classification: None,
-                detail: Some(json!({ "text": text })),
-            })
-            .collect();
-        if changes.is_empty() {
-            return Ok(Progress::default());
+    /// Ledger or policies could not be read.
+    fn look_failed(&mut self, error: WorkerError) -> Result<(), WorkerError> {
+        if error.disposition() != Disposition::RetryNextTick {
+            return Err(error);
         }
-        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
-        Ok(Progress { changed: !matches!(event, RequestEvent::Hold(_)), ..Progress::default() })
+        self.failed_looks.again(self.options);
+        tracing::warn!(
+            failures = self.failed_looks.times,
+            "this look failed, the next one tries again: {error}"
+        );
+        if self.options.drain && self.failed_looks.times >= MAX_DRAIN_FAILURES {
+            return Err(error);
+        }
+        Ok(())
     }
 
-    /// The table of a lane under its name; another uuid, a new name and no table at all are told apart.
-    async fn find_table(&self, lane: &Lane) -> Result<Found, WorkerError> {
-        match self.catalog.load(&lane.table).await {
-            Ok(table) if table.facts.uuid == lane.uuid => return Ok(Found::Table),
-            Ok(_) | Err(CatalogError::NotFound(_)) => {}
-            Err(CatalogError::Unreadable { message, location, .. }) => {
-                let text = format!("{location}: {message}");
-                return Ok(Found::Hold(ReasonCode::TableUnreadable, text));
-            }
-            Err(error @ CatalogError::Unsupported { .. }) => {
-                return Ok(Found::Hold(ReasonCode::FormatUnsupported, error.to_string()));
-            }
-            Err(error) => return Err(error.into()),
+    fn at_rest(&mut self) -> Rest {
+        let waiting = self.failures.values().any(|failing| failing.times < MAX_DRAIN_FAILURES);
+        if !self.options.drain || waiting || self.failed_looks.times > 0 {
+            return Rest::Wait;
         }
-        let mut name_taken = false;
-        for name in self.catalog.list_tables().await? {
-            let Ok(table) = self.catalog.load(&name).await else { continue };
-            if table.facts.uuid == lane.uuid {
-                return Ok(Found::Hold(ReasonCode::TableRenamed, format!("{} is now {name}", lane.table)));
-            }
-            name_taken |= name == lane.table;
+        if self.everything || !self.due.is_empty() {
+            return Rest::LookAgain;
         }
-        if name_taken {
-            let text = format!("{} is another table now; enqueued was uuid {}", lane.table, lane.uuid);
-            return Ok(Found::Refuse(ReasonCode::TableReplaced, text));
+        match self.given_up.take() {
+            Some(error) => Rest::GiveUp(error),
+            None => Rest::Drained,
         }
-        // Case O36: fails alone. Its branch is still in the table's files, should it be registered again.
-        Ok(Found::Refuse(ReasonCode::TableNotFound, format!("{} is not in the catalog any more", lane.table)))
     }
 }
 
-/// Ticks in a row that may fail before `--drain` gives up.
-const MAX_DRAIN_FAILURES: u32 = 8;
+/// Longer than any drain.
+const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
-enum Found {
-    Table,
-    Refuse(ReasonCode, String),
-    Hold(ReasonCode, String),
+/// A short pause that grows: most troubles are over by then.
+fn quick_rest(failures: u32) -> Duration {
+    Duration::from_millis(2_u64.saturating_mul(1 << failures.min(7)))
 }
 
-/// A poll when all is well; doubled with every failed tick beyond the quick ones, up to the bound.
+/// Short at first; then a poll, doubled with every further failure up to the bound.
 fn rest_for(failures: u32, poll: Duration) -> Duration {
     match failures.checked_sub(QUICK_RETRIES) {
-        None | Some(0) => poll,
+        None | Some(0) => quick_rest(failures),
         Some(more) => poll.saturating_mul(1 << more.min(16)).min(MAX_FAILURE_REST).max(poll),
     }
-}
-
-/// Only `main`, and only of a table that never had a snapshot on it (cases O02, O28).
-fn is_first_publish(table: &LoadedTable, lane: &Lane) -> bool {
-    lane.target == mergeberg_kernel::ids::RefName::main() && table.facts.snapshot_log.is_empty()
 }

@@ -5,14 +5,16 @@
 //! already, the target's ancestry and log tell (rule L4). Everything else is unknown and holds the lane.
 
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
-use mergeberg_kernel::ids::{Epoch, QueueId, RefName, SnapshotId, TrainId};
+use mergeberg_kernel::ids::{Epoch, QueueId, RefName, SnapshotId};
 use mergeberg_kernel::lineage::ChainEnd;
+use serde::Deserialize;
 
 use super::context::{Lane, Worker, temporary_prefix};
 use super::error::WorkerError;
-use super::protocol::{Progress, landed_of};
+use super::landing::landed_of;
+use super::protocol::{Progress, Train};
 use super::stage::{Candidates, REQUEST_KEY};
-use crate::ledger::{Intent, TrainStatus};
+use crate::ledger::{Intent, TrainRow, TrainStatus};
 use crate::table::catalog::CommitOutcome;
 use crate::table::cleanup::{WrittenFiles, delete_files};
 use crate::table::loaded::LoadedTable;
@@ -38,7 +40,7 @@ impl Worker {
     pub(super) async fn settle_lane(&self, epoch: Epoch, lane: &Lane) -> Result<bool, WorkerError> {
         for landing in self.ledger.open_intents().await? {
             if landing.intent.table_uuid == lane.uuid && landing.intent.target == lane.target {
-                self.settle_one(epoch, &landing.intent).await?;
+                self.settle_one(epoch, &landing.intent, "the landing was not applied").await?;
             }
         }
         let open = self.ledger.open_intents().await?;
@@ -49,7 +51,13 @@ impl Worker {
         Ok(true)
     }
 
-    pub(super) async fn settle_one(&self, epoch: Epoch, intent: &Intent) -> Result<Progress, WorkerError> {
+    /// `why` is what its requests are told, should it not have landed.
+    pub(super) async fn settle_one(
+        &self,
+        epoch: Epoch,
+        intent: &Intent,
+        why: &str,
+    ) -> Result<Progress, WorkerError> {
         let finding = self.find_out(intent).await?;
         match finding {
             Finding::Landed | Finding::RolledBack => {
@@ -60,9 +68,7 @@ impl Worker {
                 Ok(Progress { landed: intent.cars.len(), changed: true })
             }
             Finding::NotLanded => {
-                self.ledger
-                    .settle_not_landed(epoch, &intent.id, self.now_ms(), "the landing was not applied")
-                    .await?;
+                self.ledger.settle_not_landed(epoch, &intent.id, self.now_ms(), why).await?;
                 Ok(Progress { landed: 0, changed: true })
             }
             Finding::Replaced | Finding::Unknown => {
@@ -120,17 +126,11 @@ impl Worker {
     }
 
     /// Takes a train off the catalog: its branch and its snapshots in one commit (rule R1), then its files.
-    pub(super) async fn drop_train(
-        &self,
-        epoch: Epoch,
-        lane: &Lane,
-        train: &TrainId,
-        fence: &RefName,
-        candidates: &Candidates,
-    ) -> Result<(), WorkerError> {
+    pub(super) async fn drop_train(&self, train: &Train, candidates: &Candidates) -> Result<(), WorkerError> {
+        let lane = train.lane();
         let own: Vec<SnapshotId> = candidates.snapshots.iter().map(|s| s.id).collect();
-        if self.remove_staged(lane, fence, Some(candidates.tail), &own).await? {
-            self.ledger.set_train_status(epoch, train, TrainStatus::Dropped).await?;
+        if self.remove_staged(lane, &train.fence, Some(candidates.tail), &own).await? {
+            self.ledger.set_train_status(train.epoch, &train.id, TrainStatus::Dropped).await?;
             self.delete_written(lane, candidates).await;
         }
         Ok(())
@@ -204,6 +204,16 @@ impl Worker {
         self.delete_superseded(&table, &candidates.written).await;
     }
 
+    /// The files of a train whose worker died: named in its row, so that they need not be searched for.
+    async fn delete_left(&self, lane: &Lane, train: &TrainRow) {
+        let Some(written) = &train.written else { return };
+        match (WrittenFiles::deserialize(written), self.catalog.load(&lane.table).await) {
+            (Ok(written), Ok(table)) => self.delete_superseded(&table, &written).await,
+            (Err(error), _) => tracing::warn!(train = %train.train, "its files are left: {error}"),
+            (_, Err(error)) => tracing::warn!(train = %train.train, "its files are left: {error}"),
+        }
+    }
+
     /// Deletes what was written for candidates that are no more, once the catalog is sure not to name it.
     pub(super) async fn delete_superseded(&self, table: &LoadedTable, written: &WrittenFiles) {
         match delete_files(&self.store, table, written).await {
@@ -229,6 +239,7 @@ impl Worker {
             let gone = self.remove_staged(lane, &train.temp_ref, Some(train.tail), &train.candidates).await?;
             if gone && train.status != TrainStatus::Landed {
                 self.ledger.set_train_status(epoch, &train.train, TrainStatus::Dropped).await?;
+                self.delete_left(lane, &train).await;
             }
         }
         let stuck = self.ledger.riding(&lane.uuid, &lane.target).await?;

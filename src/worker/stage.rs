@@ -63,6 +63,13 @@ pub(super) struct Candidates {
     start: Option<SnapshotId>,
 }
 
+impl Candidates {
+    /// The requests of the train, in order.
+    pub fn requests(&self) -> impl Iterator<Item = RequestId> {
+        self.cars.iter().map(|car| car.car.request)
+    }
+}
+
 /// A car that cannot be staged; the others can.
 #[derive(Clone, Debug)]
 pub(super) struct CarFailure {

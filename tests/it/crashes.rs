@@ -1,9 +1,10 @@
 //! Rule L and case O37: a worker process is killed at every named step of the protocol and started again.
 //! The ends are the same as without the crash.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mergeberg::table::branch_writer::Removal;
+use mergeberg::table::manifests::ManifestStore;
 use mergeberg::worker::step::Step;
 use mergeberg_kernel::ids::RequestId;
 
@@ -51,6 +52,9 @@ const ALWAYS: [Step; 12] = [
     Step::ReceiptWritten,
 ];
 
+/// Killed at each of them in turn, in one history.
+const EVERY_STEP: &str = "every step";
+
 /// What a history ends in.
 struct Ends {
     states: Vec<(RequestId, &'static str)>,
@@ -91,6 +95,10 @@ impl House {
         let uuid = self.loaded().await.facts.uuid.clone();
         assert!(self.ledger.unfinished_trains(&uuid).await.unwrap().is_empty(), "killed at {at}");
         self.assert_reachable_only(at).await;
+        // Before the train's row nobody knows what is written; from then on it is deleted by name.
+        if at != Step::CandidatesWritten.name() && at != EVERY_STEP {
+            self.assert_no_files_left(at).await;
+        }
         self.assert_sound().await;
         self.balanced_report();
     }
@@ -105,6 +113,31 @@ impl House {
         for snapshot in table.facts.snapshots.iter() {
             let ours = snapshot.summary.contains_key(mergeberg::worker::stage::REQUEST_KEY);
             assert!(!ours || reachable.contains(&snapshot.id), "{} is left, killed at {at}", snapshot.id);
+        }
+    }
+
+    /// Every manifest list, manifest and data file on disk is named by a snapshot.
+    async fn assert_no_files_left(&self, at: &str) {
+        let table = self.loaded().await;
+        let store = ManifestStore::new(64 << 20);
+        let mut named: BTreeSet<String> = BTreeSet::new();
+        for snapshot in table.facts.snapshots.iter() {
+            named.insert(snapshot.manifest_list.clone());
+            named.extend(store.manifest_paths(&table, snapshot).await.unwrap());
+            let change = store.changes(&table, snapshot).await.unwrap();
+            named.extend(change.added.iter().chain(&change.removed).map(|file| file.path.to_string()));
+        }
+        let mut folders = vec![self.dir.path().join("warehouse")];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.display().to_string();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if name.ends_with(".avro") || name.ends_with(".parquet") {
+                    assert!(named.contains(&format!("file://{name}")), "{name} is left, killed at {at}");
+                }
+            }
         }
     }
 
@@ -257,7 +290,7 @@ async fn case_o37_one_history_through_every_crash_in_turn() {
         assert!(house.drain_in_child(Some(step.name())), "killed at {}", step.name());
     }
     house.drain_in_child(None);
-    house.assert_ends(&ends, before, "every step").await;
+    house.assert_ends(&ends, before, EVERY_STEP).await;
 }
 
 /// Case O37: only an expired lease is taken over.

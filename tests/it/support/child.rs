@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{House, order};
 
 /// A child that has not ended by then is stuck, whatever the machine.
-const PATIENCE: Duration = Duration::from_secs(240);
+pub const PATIENCE: Duration = Duration::from_secs(240);
 /// Environment variable of debug builds (`worker::step::DIE_AT`).
 pub const DIE_AT: &str = mergeberg::worker::step::DIE_AT;
 

@@ -99,13 +99,16 @@ impl House {
 
     /// ORD without any snapshot.
     pub async fn empty(policy: &str) -> Self {
-        let definition = TableDefinition::default()
+        Self::with_table(Self::orders_definition(), policy).await
+    }
+
+    pub fn orders_definition() -> TableDefinition {
+        TableDefinition::default()
             .column("order_id", "long", true)
             .column("order_date", "date", true)
             .column("status", "string", false)
             .column("amount", "decimal(12, 2)", false)
-            .partitioned_by("order_date", "identity");
-        Self::with_table(definition, policy).await
+            .partitioned_by("order_date", "identity")
     }
 
     /// `shop.orders` with other columns.

@@ -1,0 +1,114 @@
+//! Step 5 of the protocol: evidence under the candidates' own ids, and who leaves the train for it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mergeberg_kernel::ids::{RequestId, SnapshotId};
+use mergeberg_kernel::reason::ReasonCode;
+use mergeberg_kernel::state::{RequestEvent, RequestState};
+use mergeberg_kernel::verdict::{Eviction, TrainDecision, TrainEvidence, decide};
+use serde_json::{Value, json};
+
+use super::context::Worker;
+use super::error::WorkerError;
+use super::gather::Gathered;
+use super::protocol::Train;
+use super::stage::Candidates;
+use super::step::{Step, reached};
+use crate::ledger::{Change, RequestRow};
+use crate::table::loaded::LoadedTable;
+
+/// Times that a check that could not run is tried before its request waits for an operator.
+pub(super) const MAX_CHECK_TRIES: u64 = 3;
+/// Key of a request's detail that counts how often a check could not run.
+const TRIES: &str = "tries";
+/// Key of a request's detail: when it is tried again, in milliseconds since 1970.
+const RETRY_AT: &str = "retry-at-ms";
+/// First pause before a check that could not run is tried again, in milliseconds; doubled each time.
+const CHECK_RETRY_MS: i64 = 500;
+
+pub(super) enum Checked {
+    /// Passing evidence that the intent names: candidate and check.
+    Passed(Vec<(SnapshotId, String)>),
+    Evicted,
+}
+
+impl Worker {
+    /// Runs the checks on the candidates and records the evidence. Those who fail leave the train.
+    pub(super) async fn check(
+        &self,
+        train: &Train,
+        staged: &Arc<LoadedTable>,
+        candidates: &Candidates,
+    ) -> Result<Checked, WorkerError> {
+        let evidence = self.gather_evidence(&train.gathered, staged, candidates).await;
+        let rows: Vec<_> = evidence.iter().map(|e| (e.requests.clone(), e.evidence.clone())).collect();
+        self.ledger.record_evidence(&train.id, &rows, self.now_ms()).await?;
+        reached(Step::EvidenceRecorded);
+        let order: Vec<RequestId> = candidates.requests().collect();
+        match decide(&order, &evidence) {
+            TrainDecision::Land => Ok(Checked::Passed(required(&evidence))),
+            TrainDecision::Evict(evicted) => {
+                self.evict(train, candidates, &evicted).await?;
+                reached(Step::Evicted);
+                Ok(Checked::Evicted)
+            }
+        }
+    }
+
+    async fn evict(
+        &self,
+        train: &Train,
+        candidates: &Candidates,
+        evicted: &BTreeMap<RequestId, Eviction>,
+    ) -> Result<(), WorkerError> {
+        let mut changes = Vec::new();
+        for car in &candidates.cars {
+            let request = car.car.request;
+            let (event, detail) = match evicted.get(&request) {
+                Some(Eviction::Guilty { code, check, text }) => {
+                    (RequestEvent::Refuse(*code), json!({ "text": text, "check": check }))
+                }
+                Some(Eviction::CouldNotRun { check, error }) => {
+                    let tries = tries_of(&train.gathered, request) + 1;
+                    let wait = CHECK_RETRY_MS.saturating_mul(1 << tries.min(10));
+                    let detail = json!({ "text": error, "check": check, TRIES: tries, RETRY_AT: self.now_ms() + wait });
+                    (RequestEvent::Hold(ReasonCode::CheckCouldNotRun), detail)
+                }
+                None => (
+                    RequestEvent::Requeue,
+                    json!({ "text": "another request left its train; staged again without it" }),
+                ),
+            };
+            changes.push(Change { request, event, train: None, classification: None, detail: Some(detail) });
+        }
+        self.ledger.apply(Some(train.epoch), &changes, self.now_ms()).await?;
+        Ok(())
+    }
+}
+
+fn tries_of(gathered: &Gathered, request: RequestId) -> u64 {
+    gathered
+        .rows
+        .iter()
+        .find(|row| row.id == request)
+        .and_then(|row| row.detail.as_ref())
+        .and_then(|detail| detail.get(TRIES))
+        .and_then(Value::as_u64)
+        .unwrap_or_default()
+}
+
+/// A request whose check could not run waits a little, and after so many tries for an operator.
+pub(super) fn waits_for_its_check(row: &RequestRow, now_ms: i64) -> bool {
+    if row.state != RequestState::Held(ReasonCode::CheckCouldNotRun) {
+        return false;
+    }
+    let Some(detail) = &row.detail else { return false };
+    let tries = detail.get(TRIES).and_then(Value::as_u64).unwrap_or_default();
+    let retry_at = detail.get(RETRY_AT).and_then(Value::as_i64).unwrap_or_default();
+    tries >= MAX_CHECK_TRIES || now_ms < retry_at
+}
+
+fn required(evidence: &[TrainEvidence]) -> Vec<(SnapshotId, String)> {
+    evidence.iter().map(|e| (e.evidence.candidate, e.evidence.check.clone())).collect()
+}

@@ -1,0 +1,287 @@
+//! One look at one table: its lanes one after the other, each settled, watched, planned and served.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures::stream::{self, StreamExt};
+use mergeberg_kernel::admission::StructureStanding;
+use mergeberg_kernel::ids::{Epoch, RefName, TableUuid};
+use mergeberg_kernel::policy::TablePolicy;
+use mergeberg_kernel::reason::ReasonCode;
+use mergeberg_kernel::state::{RequestEvent, RequestState};
+use serde_json::json;
+
+use super::context::{Lane, Worker};
+use super::error::{Disposition, WorkerError};
+use super::foreign::TargetStanding;
+use super::judge::waits_for_its_check;
+use super::protocol::Progress;
+use crate::config::PolicySet;
+use crate::ledger::{Change, RequestRow, TargetHead, Waiting};
+use crate::table::catalog::CatalogError;
+use crate::table::loaded::LoadedTable;
+
+/// Tables that are worked on at the same time. What they share is bounded by itself: memory of checks,
+/// manifests in memory, connections of the ledger.
+pub(super) const TABLES_AT_ONCE: usize = 8;
+
+/// A table's lanes: those in which requests wait, and those that are only looked after.
+#[derive(Debug, Default)]
+pub(super) struct TableWork {
+    open: Vec<Lane>,
+    quiet: Vec<Lane>,
+}
+
+impl Worker {
+    /// Every table that there is something to do for. One table has one entry, whatever names it went by:
+    /// its lanes share one catalog pointer and are served in turn.
+    pub(super) async fn work(&self) -> Result<BTreeMap<TableUuid, TableWork>, WorkerError> {
+        let mut work: BTreeMap<TableUuid, TableWork> = BTreeMap::new();
+        for (table, uuid, target) in self.ledger.open_tables().await? {
+            work.entry(uuid.clone()).or_default().open.push(Lane { table, uuid, target });
+        }
+        for TargetHead { table, table_uuid: uuid, target, .. } in self.ledger.target_heads().await? {
+            let work = work.entry(uuid.clone()).or_default();
+            if work.open.iter().all(|open| open.target != target) {
+                work.quiet.push(Lane { table, uuid, target });
+            }
+        }
+        Ok(work)
+    }
+
+    /// One look at everything. Takes no input and may run twice.
+    pub async fn tick(&self, epoch: Epoch) -> Result<Progress, WorkerError> {
+        let policies = self.policies.read()?;
+        let work = self.work().await?;
+        let results: Vec<Result<Progress, WorkerError>> = stream::iter(work.into_values())
+            .map(|work| self.tick_table(epoch, work, Arc::clone(&policies)))
+            .buffer_unordered(TABLES_AT_ONCE)
+            .collect()
+            .await;
+        let mut progress = Progress::default();
+        let mut failed: Option<WorkerError> = None;
+        for result in results {
+            match result {
+                Ok(made) => progress.add(made),
+                // What ends the whole worker is told before what one table met.
+                Err(error) if failed.as_ref().is_none_or(|known| is_retried(known)) => failed = Some(error),
+                Err(_) => {}
+            }
+        }
+        match failed {
+            Some(error) if !progress.changed || !is_retried(&error) => Err(error),
+            _ => Ok(progress),
+        }
+    }
+
+    /// One look at one table. An error of one lane is told and the other lanes go on; it is the result only
+    /// when nothing else happened.
+    pub(super) async fn tick_table(
+        &self,
+        epoch: Epoch,
+        work: TableWork,
+        policies: Arc<PolicySet>,
+    ) -> Result<Progress, WorkerError> {
+        for lane in &work.quiet {
+            match self.look_after(epoch, lane, &policies.for_table(&lane.table)).await {
+                Err(error) if !is_retried(&error) => return Err(error),
+                Err(error) => tracing::warn!(table = %lane.table, target = %lane.target, "{error}"),
+                Ok(()) => {}
+            }
+        }
+        let mut progress = Progress::default();
+        let mut failed = None;
+        for lane in &work.open {
+            match self.tick_lane(epoch, lane, &policies.for_table(&lane.table)).await {
+                Ok(made) => progress.add(made),
+                Err(error) if is_retried(&error) => {
+                    tracing::warn!(table = %lane.table, target = %lane.target, "{error}");
+                    if let Some(code) = error.holds_lane() {
+                        let event = RequestEvent::Hold(code);
+                        progress.add(self.all_waiting(epoch, lane, event, &error.to_string()).await?);
+                    }
+                    failed = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match failed {
+            Some(error) if !progress.changed => Err(error),
+            _ => Ok(progress),
+        }
+    }
+
+    async fn tick_lane(
+        &self,
+        epoch: Epoch,
+        lane: &Lane,
+        policy: &Arc<TablePolicy>,
+    ) -> Result<Progress, WorkerError> {
+        match self.find_table(lane).await? {
+            Found::Table => {}
+            Found::Refuse(code, text) => {
+                return self.all_waiting(epoch, lane, RequestEvent::Refuse(code), &text).await;
+            }
+            Found::Hold(code, text) => {
+                return self.all_waiting(epoch, lane, RequestEvent::Hold(code), &text).await;
+            }
+        }
+        if !self.settle_lane(epoch, lane).await? {
+            let text = "the outcome of a landing is not known yet";
+            return self.all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TableHeld), text).await;
+        }
+        // Before the table: a request that comes in between pinned a head that an older table does not show,
+        // and would be taken for one whose branch was reset or removed (rule S2).
+        let waiting = self.waiting(lane).await?;
+        // Settling may have moved the table.
+        let table = match self.catalog.load(&lane.table).await {
+            Ok(table) if table.facts.uuid == lane.uuid => table,
+            Ok(_) | Err(CatalogError::NotFound(_)) => {
+                return Ok(Progress { landed: 0, changed: true });
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if let Some(other) = table.facts.foreign_claim(self.ledger.queue_id()) {
+            // Rule R7. Only this table waits: another queue's table is no reason to stop the others.
+            let text =
+                format!("queue {other} has claimed {}; this one is {}", lane.table, self.ledger.queue_id());
+            let event = RequestEvent::Hold(ReasonCode::ClaimedElsewhere);
+            return self.all_waiting(epoch, lane, event, &text).await;
+        }
+        if let TargetStanding::Rewound { known, now } = self.watch_target(lane, &table, policy).await? {
+            let now = now.map_or("gone".to_owned(), |id| format!("at snapshot {id}"));
+            let text =
+                format!("the target was at snapshot {known} and is {now}, which does not descend from it");
+            return self.all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TargetRewound), &text).await;
+        }
+        if table.facts.head(&lane.target).is_none() && !is_first_publish(&table, lane) {
+            // It was there at enqueue: whoever removed it may put it back.
+            let text = format!("there is no branch '{}' in {} any more", lane.target, lane.table);
+            let event = RequestEvent::Hold(ReasonCode::TargetNotFound);
+            return self.all_waiting(epoch, lane, event, &text).await;
+        }
+        let structures = self.structures(lane, &table, &policy.digest()).await?;
+        let now_ms = self.now_ms();
+        let table = self.keep_pins(lane, table, &waiting).await?;
+        let waiting: Vec<RequestRow> =
+            waiting.into_iter().filter(|row| !waits_for_its_check(row, now_ms)).collect();
+        if waiting.is_empty() {
+            return Ok(Progress::default());
+        }
+        let mut gathered = match self.gather(lane, table, Arc::clone(policy), waiting, &structures).await {
+            Ok(gathered) => gathered,
+            Err(WorkerError::Table(error)) if error.is_own_fault() => {
+                // The target's own history cannot be read: nobody's request is at fault.
+                let event = RequestEvent::Hold(ReasonCode::TableUnreadable);
+                return self.all_waiting(epoch, lane, event, &error.to_string()).await;
+            }
+            Err(error) => return Err(error),
+        };
+        for request in &gathered.requests {
+            if let StructureStanding::Unknown(structure) = request.structure {
+                self.open_review(lane, &gathered.table, &structures, structure).await?;
+            }
+        }
+        // A train waits for the disk most of its time; meanwhile the sources of the next one are read.
+        let table = Arc::clone(&gathered.table);
+        let next = std::mem::take(&mut gathered.next_sources);
+        let (progress, ()) = tokio::join!(self.run_train(epoch, gathered), self.read_ahead(&table, &next));
+        progress
+    }
+
+    /// The lane's waiting requests. What cannot be read is told and left out (case O36).
+    async fn waiting(&self, lane: &Lane) -> Result<Vec<RequestRow>, WorkerError> {
+        let Waiting { rows, unreadable } = self.ledger.waiting(&lane.uuid, &lane.target).await?;
+        if !unreadable.is_empty() {
+            self.ledger.tell_unreadable(&unreadable, self.now_ms()).await?;
+        }
+        Ok(rows)
+    }
+
+    /// A target without open requests: what a dead worker left in the catalog goes, and commits that no
+    /// request made are seen, not only when somebody enqueues the next time (case O17).
+    async fn look_after(&self, epoch: Epoch, lane: &Lane, policy: &TablePolicy) -> Result<(), WorkerError> {
+        let table = match self.catalog.load(&lane.table).await {
+            Ok(table) if table.facts.uuid == lane.uuid => table,
+            // Nobody waits for it: nothing is looked for.
+            Ok(_) | Err(CatalogError::NotFound(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        self.sweep(epoch, lane).await?;
+        self.watch_target(lane, &table, policy).await?;
+        // Those of requests that ended without landing (case O22).
+        self.keep_pins(lane, table, &[]).await?;
+        Ok(())
+    }
+
+    async fn all_waiting(
+        &self,
+        epoch: Epoch,
+        lane: &Lane,
+        event: RequestEvent,
+        text: &str,
+    ) -> Result<Progress, WorkerError> {
+        let rows = self.waiting(lane).await?;
+        let changes: Vec<Change> = rows
+            .iter()
+            .filter(|row| !matches!(event, RequestEvent::Hold(code) if row.state == RequestState::Held(code)))
+            .map(|row| Change {
+                request: row.id,
+                event,
+                train: None,
+                classification: None,
+                detail: Some(json!({ "text": text })),
+            })
+            .collect();
+        if changes.is_empty() {
+            return Ok(Progress::default());
+        }
+        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        Ok(Progress { changed: !matches!(event, RequestEvent::Hold(_)), ..Progress::default() })
+    }
+
+    /// The table of a lane under its name; another uuid, a new name and no table at all are told apart.
+    async fn find_table(&self, lane: &Lane) -> Result<Found, WorkerError> {
+        match self.catalog.load(&lane.table).await {
+            Ok(table) if table.facts.uuid == lane.uuid => return Ok(Found::Table),
+            Ok(_) | Err(CatalogError::NotFound(_)) => {}
+            Err(CatalogError::Unreadable { message, location, .. }) => {
+                let text = format!("{location}: {message}");
+                return Ok(Found::Hold(ReasonCode::TableUnreadable, text));
+            }
+            Err(error @ CatalogError::Unsupported { .. }) => {
+                return Ok(Found::Hold(ReasonCode::FormatUnsupported, error.to_string()));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let mut name_taken = false;
+        for name in self.catalog.list_tables().await? {
+            let Ok(table) = self.catalog.load(&name).await else { continue };
+            if table.facts.uuid == lane.uuid {
+                return Ok(Found::Hold(ReasonCode::TableRenamed, format!("{} is now {name}", lane.table)));
+            }
+            name_taken |= name == lane.table;
+        }
+        if name_taken {
+            let text = format!("{} is another table now; enqueued was uuid {}", lane.table, lane.uuid);
+            return Ok(Found::Refuse(ReasonCode::TableReplaced, text));
+        }
+        // Case O36: fails alone. Its branch is still in the table's files, should it be registered again.
+        Ok(Found::Refuse(ReasonCode::TableNotFound, format!("{} is not in the catalog any more", lane.table)))
+    }
+}
+
+fn is_retried(error: &WorkerError) -> bool {
+    error.disposition() == Disposition::RetryNextTick
+}
+
+enum Found {
+    Table,
+    Refuse(ReasonCode, String),
+    Hold(ReasonCode, String),
+}
+
+/// Only `main`, and only of a table that never had a snapshot on it (cases O02, O28).
+fn is_first_publish(table: &LoadedTable, lane: &Lane) -> bool {
+    lane.target == RefName::main() && table.facts.snapshot_log.is_empty()
+}

@@ -1,0 +1,144 @@
+//! What becomes of those who are not in the train, and of those who are: written before anything is staged.
+
+use mergeberg_kernel::admission::{Car, Verdict};
+use mergeberg_kernel::classify::Witness;
+use mergeberg_kernel::ids::{Epoch, RequestId, TrainId};
+use mergeberg_kernel::state::{RequestEvent, RequestState};
+use serde_json::{Value, json};
+
+use super::context::Worker;
+use super::error::WorkerError;
+use super::gather::Gathered;
+use super::stage::CarFailure;
+use crate::ledger::Change;
+
+impl Worker {
+    /// Records what becomes of those who are not in the train. True when any state changed.
+    pub(super) async fn record_verdicts(
+        &self,
+        epoch: Epoch,
+        gathered: &Gathered,
+        verdicts: &[(RequestId, Verdict)],
+    ) -> Result<bool, WorkerError> {
+        let mut changes = Vec::new();
+        let mut changed = false;
+        for (request, verdict) in verdicts {
+            let Some(row) = gathered.rows.iter().find(|row| row.id == *request) else { continue };
+            let mut classification = None;
+            let (event, detail) = match verdict {
+                Verdict::Hold { code, text, witnesses } => {
+                    let told = detail(text, witnesses);
+                    // Who is ahead may have changed while the reason did not.
+                    if row.state == RequestState::Held(*code) && row.detail.as_ref() == Some(&told) {
+                        continue;
+                    }
+                    (RequestEvent::Hold(*code), told)
+                }
+                Verdict::Refuse { code, text, class, witnesses } => {
+                    classification = class.map(|class| class.word().to_owned());
+                    (RequestEvent::Refuse(*code), detail(text, witnesses))
+                }
+                Verdict::AlreadyPublished { text } => {
+                    classification = Some("already-published".to_owned());
+                    (RequestEvent::FindPublished, detail(text, &[]))
+                }
+                Verdict::Withdraw { code, text } => (RequestEvent::Withdraw(*code), detail(text, &[])),
+                Verdict::InReview { text } => {
+                    if row.state == RequestState::InReview {
+                        continue;
+                    }
+                    classification = Some("structural".to_owned());
+                    (RequestEvent::AskReview, detail(text, &[]))
+                }
+                Verdict::Repin { to } => {
+                    self.ledger.repin(epoch, *request, *to, self.now_ms()).await?;
+                    changed = true;
+                    continue;
+                }
+            };
+            changes.push(Change {
+                request: *request,
+                event,
+                train: None,
+                classification,
+                detail: Some(detail),
+            });
+        }
+        if !changes.is_empty() {
+            self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        }
+        // Waiting in another way is no progress: only an end or a repin makes room for others.
+        changed |=
+            changes.iter().any(|c| !matches!(c.event, RequestEvent::Hold(_) | RequestEvent::AskReview));
+        Ok(changed)
+    }
+
+    pub(super) async fn admit(&self, epoch: Epoch, train: &TrainId, cars: &[Car]) -> Result<(), WorkerError> {
+        let changes: Vec<Change> = cars
+            .iter()
+            .map(|car| Change {
+                request: car.request,
+                event: RequestEvent::Admit,
+                train: Some(train.clone()),
+                classification: Some(car.word().to_owned()),
+                detail: Some(detail(&car.classification.text, &car.classification.witnesses)),
+            })
+            .collect();
+        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        Ok(())
+    }
+
+    pub(super) async fn refuse_failed(
+        &self,
+        epoch: Epoch,
+        cars: &[Car],
+        failures: &[CarFailure],
+    ) -> Result<(), WorkerError> {
+        let mut changes = Vec::new();
+        for car in cars {
+            let failure = failures.iter().find(|f| f.request == car.request);
+            let (event, text) = match failure {
+                Some(failure) => (RequestEvent::Refuse(failure.code), failure.text.clone()),
+                None => {
+                    (RequestEvent::Requeue, "another request of its train could not be staged".to_owned())
+                }
+            };
+            changes.push(Change {
+                request: car.request,
+                event,
+                train: None,
+                classification: None,
+                detail: Some(detail(&text, &[])),
+            });
+        }
+        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        Ok(())
+    }
+
+    pub(super) async fn requeue(
+        &self,
+        epoch: Epoch,
+        requests: impl Iterator<Item = RequestId>,
+        text: &str,
+    ) -> Result<(), WorkerError> {
+        let changes: Vec<Change> = requests
+            .map(|request| Change {
+                request,
+                event: RequestEvent::Requeue,
+                train: None,
+                classification: None,
+                detail: Some(detail(text, &[])),
+            })
+            .collect();
+        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
+        Ok(())
+    }
+}
+
+pub(super) fn detail(text: &str, witnesses: &[Witness]) -> Value {
+    if witnesses.is_empty() {
+        json!({ "text": text })
+    } else {
+        json!({ "text": text, "witnesses": witnesses })
+    }
+}
