@@ -15,7 +15,8 @@
 //! A crash between any two of them is settled by `settle.rs` from what the catalog shows.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
 
 use mergeberg_kernel::admission::{TargetPlan, plan_train};
 use mergeberg_kernel::ids::{Epoch, RefName, TrainId};
@@ -65,9 +66,35 @@ impl Train {
     }
 }
 
+/// How long each step of a train took, for the log.
+struct Laps {
+    last: Instant,
+    text: String,
+}
+
+impl Laps {
+    fn start() -> Self {
+        Self { last: Instant::now(), text: String::new() }
+    }
+
+    fn done(&mut self, step: &str) {
+        let now = Instant::now();
+        let ms = now.duration_since(self.last).as_micros() / 100;
+        let _ = write!(self.text, "{step} {}.{} ms ", ms / 10, ms % 10);
+        self.last = now;
+    }
+}
+
+impl std::fmt::Display for Laps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.text.trim_end())
+    }
+}
+
 impl Worker {
     /// Plans one train and carries it through. Everything before is gathered, nothing after is left open.
     pub(super) async fn run_train(&self, epoch: Epoch, gathered: Gathered) -> Result<Progress, WorkerError> {
+        let mut laps = Laps::start();
         let mut plan = plan_train(
             &gathered.requests,
             &TargetPlan {
@@ -87,6 +114,7 @@ impl Worker {
         if plan.cars.is_empty() {
             return Ok(progress);
         }
+        laps.done("planned");
         let id = self.new_train_id();
         self.admit(epoch, &id, &plan.cars).await?;
         reached(Step::Admitted);
@@ -104,6 +132,7 @@ impl Worker {
             }
         };
         reached(Step::CandidatesWritten);
+        laps.done("written");
 
         let fence = temporary_ref(self.ledger.queue_id(), &id);
         let train = Train { epoch, id, fence, gathered };
@@ -117,9 +146,11 @@ impl Worker {
             }
         };
         reached(Step::Staged);
+        laps.done("staged");
 
         match self.check(&train, &staged, &candidates).await? {
             Checked::Passed(required) => {
+                laps.done("checked");
                 progress.add(self.land(&train, staged, candidates, required).await?);
             }
             Checked::Evicted => {
@@ -128,6 +159,8 @@ impl Worker {
                 progress.changed = true;
             }
         }
+        laps.done("settled");
+        tracing::debug!(train = %train.id, landed = progress.landed, "{laps}");
         Ok(progress)
     }
 

@@ -228,6 +228,10 @@ impl Failing {
         Self { times: 0, until: Instant::now() }
     }
 
+    fn is_over(&self, now: Instant) -> bool {
+        self.times == 0 || now >= self.until
+    }
+
     fn again(&mut self, options: RunOptions) {
         self.times = self.times.saturating_add(1);
         let rest = if options.drain { quick_rest(self.times) } else { rest_for(self.times, options.poll) };
@@ -258,11 +262,11 @@ impl Board {
     }
 
     fn is_due(&self, now: Instant) -> bool {
-        now >= self.failed_looks.until
+        self.failed_looks.is_over(now)
             && (self.everything
                 || self.is_poll(now)
                 || self.due.iter().any(|table| !self.busy.contains(table))
-                || self.failures.iter().any(|(table, f)| now >= f.until && !self.busy.contains(table)))
+                || self.failures.iter().any(|(table, f)| f.is_over(now) && !self.busy.contains(table)))
     }
 
     /// A drain ends instead of looking once more.
@@ -273,9 +277,14 @@ impl Board {
     /// How long nothing is due by itself; at most a poll.
     fn rest(&self, now: Instant) -> Duration {
         let failing = self.failures.iter().filter(|(table, _)| !self.busy.contains(*table));
-        let wakes = failing.map(|(_, f)| f.until).chain([self.next_look]);
-        let next = wakes.min().unwrap_or(self.next_look).max(self.failed_looks.until);
-        next.saturating_duration_since(now).min(self.options.poll)
+        let poll = (!self.options.drain).then_some(self.next_look);
+        let next = match self.failed_looks.times {
+            0 => failing.map(|(_, f)| f.until).chain(poll).min(),
+            _ => Some(self.failed_looks.until),
+        };
+        // Never nothing: what is due was started before anybody rests.
+        let left = next.map_or(self.options.poll, |at| at.saturating_duration_since(now));
+        left.clamp(SHORTEST_REST, self.options.poll.max(SHORTEST_REST))
     }
 
     /// Takes out of `work` what is to be started now, at most `free` tables; the rest stays due.
@@ -292,10 +301,10 @@ impl Board {
             self.due.extend(work.keys().cloned());
         }
         self.failures.retain(|table, _| work.contains_key(table));
-        self.due.extend(self.failures.iter().filter(|(_, f)| now >= f.until).map(|(table, _)| table.clone()));
+        self.due.extend(self.failures.iter().filter(|(_, f)| f.is_over(now)).map(|(table, _)| table.clone()));
         self.due.retain(|table| work.contains_key(table));
         let startable = |table: &TableUuid| {
-            !self.busy.contains(table) && self.failures.get(table).is_none_or(|f| now >= f.until)
+            !self.busy.contains(table) && self.failures.get(table).is_none_or(|f| f.is_over(now))
         };
         let starting: Vec<TableUuid> = self.due.iter().filter(|t| startable(t)).take(free).cloned().collect();
         // A table that rests after a failure comes back by its own time.
@@ -359,6 +368,7 @@ impl Board {
     }
 }
 
+const SHORTEST_REST: Duration = Duration::from_millis(1);
 /// Longer than any drain.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
@@ -372,5 +382,110 @@ fn rest_for(failures: u32, poll: Duration) -> Duration {
     match failures.checked_sub(QUICK_RETRIES) {
         None | Some(0) => quick_rest(failures),
         Some(more) => poll.saturating_mul(1 << more.min(16)).min(MAX_FAILURE_REST).max(poll),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLL: Duration = Duration::from_secs(2);
+
+    fn board(drain: bool) -> Board {
+        Board::new(RunOptions { drain, poll: POLL, lease_ms: 60_000 })
+    }
+
+    fn table(name: &str) -> TableUuid {
+        TableUuid::new(name)
+    }
+
+    fn work(names: &[&str]) -> BTreeMap<TableUuid, ()> {
+        names.iter().map(|name| (table(name), ())).collect()
+    }
+
+    fn started(board: &mut Board, names: &[&str], free: usize, now: Instant) -> Vec<String> {
+        board.take(work(names), free, now).into_iter().map(|(table, ())| table.to_string()).collect()
+    }
+
+    fn failed() -> Result<Progress, WorkerError> {
+        Err(WorkerError::Bug("of a test".to_owned()))
+    }
+
+    fn changed(changed: bool) -> Result<Progress, WorkerError> {
+        Ok(Progress { landed: 0, changed })
+    }
+
+    #[test]
+    fn a_table_goes_on_as_long_as_something_changes_and_the_others_rest() {
+        let mut board = board(true);
+        let now = Instant::now();
+        assert_eq!(started(&mut board, &["a", "b"], 8, now), ["a", "b"]);
+        assert!(!board.is_due(now));
+        board.ended(table("b"), changed(false)).unwrap();
+        assert!(!board.is_due(now));
+        board.ended(table("a"), changed(true)).unwrap();
+        assert!(board.is_due(now));
+        assert_eq!(started(&mut board, &["a", "b"], 8, now), ["a"]);
+        board.ended(table("a"), changed(false)).unwrap();
+        assert!(matches!(board.at_rest(), Rest::Drained));
+    }
+
+    #[test]
+    fn nobody_spins_while_a_table_is_under_way() {
+        for drain in [true, false] {
+            let mut board = board(drain);
+            let now = Instant::now();
+            started(&mut board, &["a"], 8, now);
+            assert_eq!(board.rest(now), POLL, "drain: {drain}");
+            let later = now + POLL * 3;
+            assert_eq!(board.is_due(later), !drain, "a poll looks for other tables, a drain does not");
+            started(&mut board, &["a"], 8, later);
+            assert_eq!(board.rest(later), POLL, "drain: {drain}");
+            board.look_failed(WorkerError::Bug("of a test".to_owned())).unwrap();
+            let until = board.failed_looks.until;
+            assert!(board.rest(until - Duration::from_millis(2)) <= Duration::from_millis(2));
+        }
+    }
+
+    #[test]
+    fn no_more_tables_than_there_is_room_for_and_none_is_forgotten() {
+        let mut board = board(false);
+        let now = Instant::now();
+        assert_eq!(started(&mut board, &["a", "b", "c"], 2, now), ["a", "b"]);
+        board.ended(table("a"), changed(false)).unwrap();
+        assert!(board.is_due(now));
+        assert_eq!(started(&mut board, &["a", "b", "c"], 1, now), ["c"]);
+        // One that went from the ledger meanwhile is nobody's business any more.
+        board.ended(table("b"), changed(true)).unwrap();
+        assert_eq!(started(&mut board, &["c"], 2, now), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_failing_table_rests_ever_longer_and_is_woken_by_news() {
+        let mut board = board(false);
+        let mut now = Instant::now();
+        for _ in 0..QUICK_RETRIES + 3 {
+            assert_eq!(started(&mut board, &["a"], 8, now), ["a"]);
+            board.ended(table("a"), failed()).unwrap();
+            now = board.failures[&table("a")].until;
+        }
+        let rests: Vec<Duration> = (1..40).map(|times| rest_for(times, POLL)).collect();
+        assert!(rests.is_sorted(), "{rests:?}");
+        assert_eq!((rests[0], rests.last()), (Duration::from_millis(4), Some(&MAX_FAILURE_REST)));
+        assert_eq!(started(&mut board, &["a"], 8, Instant::now()), Vec::<String>::new(), "it rests");
+        board.wake();
+        assert_eq!(started(&mut board, &["a"], 8, Instant::now()), ["a"]);
+    }
+
+    #[test]
+    fn a_drain_gives_a_failing_table_up_and_ends_with_its_error() {
+        let mut board = board(true);
+        for _ in 0..MAX_DRAIN_FAILURES {
+            assert!(matches!(board.at_rest(), Rest::LookAgain | Rest::Wait));
+            let now = Instant::now() + Duration::from_secs(1);
+            assert!(started(&mut board, &["a"], 8, now).contains(&"a".to_owned()));
+            board.ended(table("a"), failed()).unwrap();
+        }
+        assert!(matches!(board.at_rest(), Rest::GiveUp(_)));
     }
 }
