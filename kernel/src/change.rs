@@ -1,5 +1,6 @@
 //! What one snapshot really did, read from the manifest entries that carry its id.
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,61 @@ pub struct FileFact {
     pub path: Arc<str>,
     pub partition: Arc<Partition>,
     pub records: i64,
+    /// Size of the whole file, also where it holds many deletion vectors.
     pub bytes: i64,
+    pub content: FileContent,
+}
+
+/// What a file holds (table spec, "Manifests": `content`, `referenced_data_file`, `equality_ids`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FileContent {
+    #[default]
+    Data,
+    /// `of`: the one data file whose rows it deletes; `None` when the entry does not say which (rule C6).
+    PositionDeletes { of: Option<Arc<str>> },
+    /// A blob at `offset` (bytes) of a Puffin file, deleting rows of one data file.
+    DeletionVector { of: Arc<str>, offset: i64 },
+    /// Columns that are compared, by field id, ascending.
+    EqualityDeletes { field_ids: Vec<i32> },
+}
+
+/// Which delete file: many deletion vectors share one Puffin file, so a path alone does not tell.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeleteKey {
+    pub path: Arc<str>,
+    /// `content_offset` in bytes; `None` where the file is one delete file as a whole.
+    pub content_offset: Option<i64>,
+}
+
+impl fmt::Display for DeleteKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.content_offset {
+            Some(offset) => write!(f, "{}@{offset}", self.path),
+            None => f.write_str(&self.path),
+        }
+    }
+}
+
+impl FileFact {
+    /// What tells this file from every other one of the table.
+    pub fn key(&self) -> DeleteKey {
+        let content_offset = match self.content {
+            FileContent::DeletionVector { offset, of: _ } => Some(offset),
+            FileContent::Data | FileContent::PositionDeletes { .. } | FileContent::EqualityDeletes { .. } => {
+                None
+            }
+        };
+        DeleteKey { path: self.path.clone(), content_offset }
+    }
+
+    /// The one data file whose rows this delete file deletes, where its entry says so.
+    pub fn deletes_rows_of(&self) -> Option<&Arc<str>> {
+        match &self.content {
+            FileContent::DeletionVector { of, offset: _ } => Some(of),
+            FileContent::PositionDeletes { of } => of.as_ref(),
+            FileContent::Data | FileContent::EqualityDeletes { .. } => None,
+        }
+    }
 }
 
 /// The change of one snapshot against its parent.
@@ -74,7 +129,7 @@ pub fn digest(changes: &[ChangeSet]) -> Digest {
             ("-d", &change.removed_deletes),
         ] {
             for file in files {
-                lines.push(format!("{} {sign} {}", change.snapshot, file.path));
+                lines.push(format!("{} {sign} {}", change.snapshot, file.key()));
             }
         }
     }
@@ -92,4 +147,39 @@ pub enum RewriteProof {
     TrustedPrincipal,
     /// Not a rewrite, or not proved: a data change.
     None,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::SpecId;
+
+    fn vector(offset: i64) -> FileFact {
+        FileFact {
+            path: Arc::from("dv.puffin"),
+            partition: Arc::new(Partition { spec_id: SpecId(0), fields: vec![] }),
+            records: 1,
+            bytes: 90,
+            content: FileContent::DeletionVector { of: Arc::from("a.parquet"), offset },
+        }
+    }
+
+    #[test]
+    fn vectors_of_one_puffin_file_are_told_apart() {
+        assert_ne!(vector(4).key(), vector(44).key());
+        assert_eq!(vector(4).key().to_string(), "dv.puffin@4");
+        let change = |offset| ChangeSet {
+            snapshot: SnapshotId(1),
+            schema_id: None,
+            label: "delete".to_owned(),
+            record: RecordFinding::Absent,
+            added: vec![],
+            removed: vec![],
+            added_deletes: vec![vector(offset)],
+            removed_deletes: vec![],
+        };
+        assert_ne!(digest(&[change(4)]), digest(&[change(44)]));
+        let whole = FileFact { content: FileContent::PositionDeletes { of: None }, ..vector(4) };
+        assert_eq!((whole.key().content_offset, whole.deletes_rows_of()), (None, None));
+    }
 }

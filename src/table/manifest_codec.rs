@@ -8,12 +8,13 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use iceberg::io::FileIO;
+use iceberg::metadata_columns::RESERVED_FIELD_ID_DELETE_FILE_PATH;
 use iceberg::spec::{
-    DataFile, Manifest, ManifestContentType, ManifestFile, ManifestStatus, ManifestWriterBuilder,
-    PartitionSpec, PartitionSpecRef, SchemaRef, Struct, StructType, TableMetadata,
-    UNASSIGNED_SEQUENCE_NUMBER,
+    DataContentType, DataFile, DataFileFormat, Datum, Manifest, ManifestContentType, ManifestFile,
+    ManifestStatus, ManifestWriterBuilder, PartitionSpec, PartitionSpecRef, PrimitiveLiteral, SchemaRef,
+    Struct, StructType, TableMetadata, UNASSIGNED_SEQUENCE_NUMBER,
 };
-use mergeberg_kernel::change::FileFact;
+use mergeberg_kernel::change::{FileContent, FileFact};
 use mergeberg_kernel::ids::{SnapshotId, SpecId};
 use mergeberg_kernel::partition::Partition;
 use tokio::runtime::Handle;
@@ -168,7 +169,46 @@ pub(super) fn file_fact(file: &DataFile, partition: Arc<Partition>) -> Result<Fi
         partition,
         records: number(file.record_count(), "the record count")?,
         bytes: number(file.file_size_in_bytes(), "the size")?,
+        content: content_of(file)?,
     })
+}
+
+/// What the file holds, as its entry says.
+fn content_of(file: &DataFile) -> Result<FileContent, String> {
+    let lacks = |what: &str| format!("the manifest entry of {} does not say {what}", file.file_path());
+    match file.content_type() {
+        DataContentType::Data => Ok(FileContent::Data),
+        DataContentType::PositionDeletes if file.file_format() == DataFileFormat::Puffin => {
+            let of = file.referenced_data_file().ok_or_else(|| lacks("which data file it is for"))?;
+            let offset = file.content_offset().ok_or_else(|| lacks("where its deletion vector is"))?;
+            Ok(FileContent::DeletionVector { of: Arc::from(of), offset })
+        }
+        DataContentType::PositionDeletes => Ok(FileContent::PositionDeletes { of: only_data_file(file) }),
+        DataContentType::EqualityDeletes => {
+            let mut field_ids = file.equality_ids().unwrap_or_default();
+            field_ids.sort_unstable();
+            field_ids.dedup();
+            if field_ids.is_empty() {
+                return Err(lacks("which columns are compared"));
+            }
+            Ok(FileContent::EqualityDeletes { field_ids })
+        }
+    }
+}
+
+/// The one data file that a position-delete file speaks of: by the field made for it, or by equal bounds of
+/// its column `file_path` (Java: `ContentFileUtil.referencedDataFile`).
+fn only_data_file(file: &DataFile) -> Option<Arc<str>> {
+    if let Some(path) = file.referenced_data_file() {
+        return Some(Arc::from(path));
+    }
+    let bound =
+        |bounds: &HashMap<i32, Datum>| match bounds.get(&RESERVED_FIELD_ID_DELETE_FILE_PATH)?.literal() {
+            PrimitiveLiteral::String(path) => Some(path.clone()),
+            _ => None,
+        };
+    let (lower, upper) = (bound(file.lower_bounds())?, bound(file.upper_bounds())?);
+    (lower == upper).then(|| Arc::from(lower))
 }
 
 /// A manifest to be written: all of one partition spec, data files only.

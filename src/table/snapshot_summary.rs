@@ -88,13 +88,15 @@ fn is_figure(key: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use mergeberg_kernel::change::FileContent;
     use mergeberg_kernel::ids::SpecId;
 
     use super::*;
 
     fn file(path: &str, records: i64) -> FileFact {
         let partition = Arc::new(Partition { spec_id: SpecId(0), fields: vec![] });
-        FileFact { path: Arc::from(path), partition, records, bytes: records * 10 }
+        let content = FileContent::Data;
+        FileFact { path: Arc::from(path), partition, records, bytes: records * 10, content }
     }
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {

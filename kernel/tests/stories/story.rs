@@ -16,7 +16,7 @@ use std::sync::Arc;
 use mergeberg_kernel::admission::{
     CarAction, RequestFacts, SourceNow, StructureStanding, TargetPlan, TrainPlan, Verdict, plan_train,
 };
-use mergeberg_kernel::change::{ChangeSet, FileFact, RewriteProof};
+use mergeberg_kernel::change::{ChangeSet, FileContent, FileFact, RewriteProof};
 use mergeberg_kernel::classify::{Classification, ClassifyInput, Origin, TargetChange, TargetSide, classify};
 use mergeberg_kernel::filter::{CompareOp, Filter, FilterValue, parse_date};
 use mergeberg_kernel::ids::{RefName, RequestId, SchemaId, SnapshotId, SpecId};
@@ -71,7 +71,8 @@ fn notation(place: &Partition) -> String {
 
 pub fn file(text: &str) -> FileFact {
     let (path, place) = text.split_once('@').expect("files are written B1@08-22");
-    FileFact { path: path.into(), partition: partition(place), records: 1, bytes: 100 }
+    let content = FileContent::Data;
+    FileFact { path: path.into(), partition: partition(place), records: 1, bytes: 100, content }
 }
 
 /// The class under which everything is as strict as shipped, with changes.
