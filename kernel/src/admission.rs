@@ -279,9 +279,12 @@ fn replay_removes(car: &Car, target_side: &TargetSide) -> Vec<TargetChange> {
         match unit.kind {
             UnitKind::ReplacePartitions { .. } | UnitKind::OverwriteWhere => {}
             // Re-added as they are, or never replayed.
-            UnitKind::BlindAppend | UnitKind::DerivedAppend | UnitKind::Rewrite | UnitKind::Opaque => {
-                continue;
-            }
+            UnitKind::BlindAppend
+            | UnitKind::DerivedAppend
+            | UnitKind::Rewrite
+            | UnitKind::RowDelta
+            | UnitKind::EqualityDelta
+            | UnitKind::Opaque => continue,
         }
         let Some(last) = unit.changes.last() else { continue };
         let since_base = target_side.changes().iter().flat_map(|t| &t.change.added);

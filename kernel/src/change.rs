@@ -95,6 +95,23 @@ impl ChangeSet {
         self.added.is_empty() && self.removed.is_empty() && !self.has_delete_files()
     }
 
+    /// Only takes rows away, by position: nothing else comes, and no row comes back.
+    pub fn only_deletes_rows(&self) -> bool {
+        let replaced = |old: &FileFact| {
+            old.deletes_rows_of()
+                .is_some_and(|of| self.added_deletes.iter().any(|new| new.deletes_rows_of() == Some(of)))
+        };
+        self.added.is_empty()
+            && self.removed.is_empty()
+            && !self.added_deletes.is_empty()
+            && !self.adds_equality_deletes()
+            && self.removed_deletes.iter().all(replaced)
+    }
+
+    pub fn adds_equality_deletes(&self) -> bool {
+        self.added_deletes.iter().any(|d| matches!(d.content, FileContent::EqualityDeletes { .. }))
+    }
+
     pub fn only_adds(&self) -> bool {
         !self.added.is_empty() && self.removed.is_empty() && !self.has_delete_files()
     }

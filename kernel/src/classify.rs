@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::change::{ChangeSet, RewriteProof};
+use crate::change::{ChangeSet, FileContent, RewriteProof};
 use crate::ids::{RequestId, SnapshotId};
 use crate::lineage::{BaseFinding, Side};
 use crate::partition::Partition;
-use crate::policy::{ClassPolicy, Isolation, Overlap};
+use crate::policy::{ClassPolicy, EqualityDeletes, Isolation, Overlap};
 use crate::reason::ReasonCode;
 use crate::record::{Operation, RecordFinding};
 use crate::unit::{NetFiles, Unit, UnitKind};
@@ -127,11 +127,29 @@ pub struct Classification {
     pub units: Vec<Unit>,
     /// Appends met appends and the class demands its duplicate check.
     pub overlap_allowed: bool,
+    /// Data files of which both sides deleted rows: their deletes are to be united (rule D2).
+    pub unite: Unite,
+}
+
+/// Deletes of both sides that are to be united.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unite {
+    /// Data files of which both sides deleted rows.
+    pub files: BTreeSet<Arc<str>>,
+    /// A row that both sides deleted is a conflict: one of them put another in its place.
+    pub disjoint: bool,
 }
 
 impl Classification {
     fn plain(class: Class, text: impl Into<String>) -> Self {
-        Self { class, witnesses: Vec::new(), text: text.into(), units: Vec::new(), overlap_allowed: false }
+        Self {
+            class,
+            witnesses: Vec::new(),
+            text: text.into(),
+            units: Vec::new(),
+            overlap_allowed: false,
+            unite: Unite::default(),
+        }
     }
 }
 
@@ -207,6 +225,7 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
             witnesses: meeting.witnesses,
             units: remaining,
             overlap_allowed: false,
+            unite: Unite::default(),
         };
     }
     let class = if meeting.rebase {
@@ -226,11 +245,15 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
             witnesses: meeting.witnesses,
             units: remaining,
             overlap_allowed: false,
+            unite: Unite::default(),
         };
     }
     let text = match class {
         Class::FastForward => "the target has not moved since the branch was made".to_owned(),
         Class::Rebase => "branch and target changed the same data; the operation is run again".to_owned(),
+        _ if !meeting.unite.files.is_empty() => {
+            "branch and target deleted rows of the same files; both stay deleted".to_owned()
+        }
         _ if meeting.overlap => "appended where the target appended too; the class allows it".to_owned(),
         _ => "branch and target changed different data".to_owned(),
     };
@@ -240,6 +263,7 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
         text,
         units: remaining,
         overlap_allowed: meeting.overlap,
+        unite: meeting.unite,
     }
 }
 
@@ -247,6 +271,7 @@ fn refusal_text(code: ReasonCode) -> &'static str {
     match code {
         ReasonCode::OverlappingAppend => "appended to a partition that the target appended to meanwhile",
         ReasonCode::StaleCompaction => "compacted files that the target removed or deleted rows from since",
+        ReasonCode::EqualityDeletes => "deletes by value, and the target got rows since that they could hit",
         other => other.meaning(),
     }
 }
@@ -271,9 +296,10 @@ fn without_published(input: &ClassifyInput<'_>, net: &NetFiles) -> Result<Vec<Un
         let by_id = unit.last_snapshot().is_some_and(|id| input.published.contains_key(&id));
         let all_added_live = unit.added().all(|f| net.is_added(&f.path));
         let all_removed_gone = unit.removed().all(|f| net.is_gone(&f.path));
+        let all_deletes_seen = unit.added_deletes().all(|d| net.knows_delete(d));
         let adds = unit.added().next().is_some();
         let any_added_live = unit.added().any(|f| net.is_added(&f.path));
-        let by_content = adds && all_added_live && all_removed_gone;
+        let by_content = adds && all_added_live && all_removed_gone && all_deletes_seen;
         let every_id = unit.snapshots().all(|id| input.published.contains_key(&id));
         let stamped = by_id && (every_id || all_removed_gone) && stamp_is_backed(unit, net);
         let published = by_content || stamped;
@@ -304,8 +330,16 @@ fn stamp_is_backed(unit: &Unit, net: &NetFiles) -> bool {
     if unit.kind == UnitKind::OverwriteWhere {
         return true;
     }
+    // Deletes may have been united with the target's, in a file of the queue's own.
+    let deletes_seen = unit
+        .added_deletes()
+        .all(|d| net.knows_delete(d) || d.deletes_rows_of().is_some_and(|of| net.is_redeleted(of)));
     let own = NetFiles::of(unit.changes.iter().map(Arc::as_ref));
-    unit.added().filter(|f| own.is_added(&f.path)).all(|f| net.is_added(&f.path) || net.is_gone(&f.path))
+    deletes_seen
+        && unit
+            .added()
+            .filter(|f| own.is_added(&f.path))
+            .all(|f| net.is_added(&f.path) || net.is_gone(&f.path))
 }
 
 #[derive(Debug, Default)]
@@ -313,6 +347,7 @@ struct Meeting {
     refusal: Option<ReasonCode>,
     rebase: bool,
     overlap: bool,
+    unite: Unite,
     witnesses: Vec<Witness>,
 }
 
@@ -373,6 +408,14 @@ fn meet_one(unit: &Unit, other: &TargetChange, net: &NetFiles, class: &ClassPoli
             if let Some(file) = gone {
                 meeting.refusal = Some(ReasonCode::StaleCompaction);
                 meeting.witness(unit, other.origin, file.path.to_string(), "compacted file is gone");
+            } else if let Some(delete) = unit.removed_deletes().find(|d| net.is_delete_gone(d)) {
+                meeting.refusal = Some(ReasonCode::StaleCompaction);
+                meeting.witness(
+                    unit,
+                    other.origin,
+                    delete.key().to_string(),
+                    "compacted delete file is gone",
+                );
             } else if !is_rewrite && let Some(place) = deletes_inside(unit, change) {
                 // The inputs are live, but rows of them may be deleted by now; the compacted file was
                 // made from the old content and would bring them back.
@@ -383,10 +426,20 @@ fn meet_one(unit: &Unit, other: &TargetChange, net: &NetFiles, class: &ClassPoli
         UnitKind::DerivedAppend
         | UnitKind::ReplacePartitions { .. }
         | UnitKind::OverwriteWhere
+        | UnitKind::RowDelta
+        | UnitKind::EqualityDelta
         | UnitKind::Opaque => {
             if let Some(file) = gone {
                 meeting.rebase = true;
                 meeting.witness(unit, other.origin, file.path.to_string(), "removed file is gone");
+                return;
+            }
+            if let Some(file) = referenced_gone(unit, change, net) {
+                meeting.rebase = true;
+                meeting.witness(unit, other.origin, file, "a file whose rows it deletes is gone");
+                return;
+            }
+            if meet_deletes(unit, other, class, meeting) {
                 return;
             }
             if is_rewrite {
@@ -394,7 +447,7 @@ fn meet_one(unit: &Unit, other: &TargetChange, net: &NetFiles, class: &ClassPoli
             }
             let blind = is_blind_append(change);
             if blind && class.isolation == Isolation::Snapshot {
-                // Every removed file is live, and without delete files none carries new deletes.
+                // Every removed file is live, and an append brings no deletes.
                 return;
             }
             if let Some(partition) = change.partitions().find(|p| unit.scope.covers(p)) {
@@ -404,6 +457,96 @@ fn meet_one(unit: &Unit, other: &TargetChange, net: &NetFiles, class: &ClassPoli
             }
         }
     }
+}
+
+/// A data file of which the unit deletes rows and which the other side removed. Position deletes that do not
+/// name their file count every file of their partition (rule C6).
+fn referenced_gone(unit: &Unit, change: &ChangeSet, net: &NetFiles) -> Option<String> {
+    for delete in unit.added_deletes() {
+        let gone = change.removed.iter().filter(|theirs| net.is_gone(&theirs.path)).find(|theirs| {
+            match (&delete.content, delete.deletes_rows_of()) {
+                (_, Some(of)) => *of == theirs.path,
+                (FileContent::PositionDeletes { .. }, None) => delete.partition.overlaps(&theirs.partition),
+                // Deletes by value hit the rows wherever a rewrite put them.
+                (_, None) => false,
+            }
+        });
+        if let Some(file) = gone {
+            return Some(file.path.to_string());
+        }
+    }
+    None
+}
+
+/// The cells of the table in which both sides have delete files. `true`: this change is settled.
+fn meet_deletes(unit: &Unit, other: &TargetChange, class: &ClassPolicy, meeting: &mut Meeting) -> bool {
+    let change = other.change.as_ref();
+    match unit.kind {
+        UnitKind::RowDelta => {
+            let pure = change.only_deletes_rows();
+            let comparable =
+                pure || other.proof != RewriteProof::None || class.isolation == Isolation::Snapshot;
+            if !comparable || change.adds_equality_deletes() {
+                return false;
+            }
+            // Rule D2. What the other side added beside its deletes is an append, and `snapshot` lets that pass.
+            if let Some(shared) = shared_file(unit, change) {
+                meeting.unite.disjoint |= !(pure && unit.only_deletes_rows());
+                meeting.witness(unit, other.origin, shared.to_string(), "both deleted rows of the file");
+                meeting.unite.files.extend(shared_files(unit, change));
+            }
+            change.removed.is_empty()
+        }
+        UnitKind::EqualityDelta => {
+            if other.proof != RewriteProof::None {
+                return true;
+            }
+            let Some(partition) = change.partitions().find(|p| unit.scope.covers(p)) else { return true };
+            let place = partition.to_string();
+            match class.equality_deletes {
+                EqualityDeletes::Refuse => {
+                    meeting.refusal = meeting.refusal.or(Some(ReasonCode::EqualityDeletes));
+                    meeting.witness(unit, other.origin, place, "deletes by value meet a change of data");
+                }
+                EqualityDeletes::Rebase => {
+                    meeting.rebase = true;
+                    meeting.witness(unit, other.origin, place, "deletes by value meet a change of data");
+                }
+                // They hit what the target got meanwhile as well: as if the upsert had come after it.
+                EqualityDeletes::SerialUpsert => {
+                    meeting.overlap = true;
+                    meeting.witness(
+                        unit,
+                        other.origin,
+                        place,
+                        "deletes by value come after a change of data",
+                    );
+                }
+            }
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Data files of which both sides delete rows; position deletes that name no file meet every file of their
+/// partition of which the other side deletes rows.
+fn shared_files<'a>(unit: &'a Unit, change: &'a ChangeSet) -> impl Iterator<Item = Arc<str>> + 'a {
+    unit.added_deletes().flat_map(|mine| {
+        change.added_deletes.iter().filter_map(move |theirs| {
+            match (mine.deletes_rows_of(), theirs.deletes_rows_of()) {
+                (Some(a), Some(b)) => (a == b).then(|| Arc::clone(a)),
+                (Some(file), None) | (None, Some(file)) => {
+                    mine.partition.overlaps(&theirs.partition).then(|| Arc::clone(file))
+                }
+                (None, None) => mine.partition.overlaps(&theirs.partition).then(|| Arc::clone(&mine.path)),
+            }
+        })
+    })
+}
+
+fn shared_file(unit: &Unit, change: &ChangeSet) -> Option<Arc<str>> {
+    shared_files(unit, change).next()
 }
 
 /// A published prefix that was run again left other files on the target than on the branch. What is left of
@@ -426,9 +569,11 @@ fn meet_replayed_prefix(
             continue;
         }
         for unit in remaining {
-            if let Some(file) = unit.removed().find(|f| absent.contains(&f.path)) {
+            let removed = unit.removed().map(|f| &f.path);
+            let referenced = unit.added_deletes().filter_map(|d| d.deletes_rows_of());
+            if let Some(path) = removed.chain(referenced).find(|path| absent.contains(path)) {
                 meeting.rebase = true;
-                let (other, place) = (Origin::Target(*publisher), file.path.to_string());
+                let (other, place) = (Origin::Target(*publisher), path.to_string());
                 meeting.witness(unit, other, place, "removed file was never on the target");
             }
         }
@@ -456,10 +601,16 @@ fn shared_partition(unit: &Unit, change: &ChangeSet) -> Option<String> {
     None
 }
 
-/// A partition of the unit in which the other side added or removed delete files.
+/// Where the other side changed deletes of a file that the unit removed; of those that name no file, a
+/// partition of the unit.
 fn deletes_inside(unit: &Unit, change: &ChangeSet) -> Option<String> {
-    let deletes = change.added_deletes.iter().chain(&change.removed_deletes);
-    deletes.map(|f| &f.partition).find(|p| unit.scope.covers(p)).map(|p| p.to_string())
+    let removed: BTreeSet<&Arc<str>> = unit.removed().map(|f| &f.path).collect();
+    change.added_deletes.iter().chain(&change.removed_deletes).find_map(|delete| {
+        match delete.deletes_rows_of() {
+            Some(of) => removed.contains(of).then(|| of.to_string()),
+            None => unit.scope.covers(&delete.partition).then(|| delete.partition.to_string()),
+        }
+    })
 }
 
 /// Why a source cannot ride behind the cars ahead of it in one train, with a witness; `None`: it can.
@@ -486,7 +637,8 @@ pub fn blocked_by_ahead(
         }
     }
     let meeting = meet(units, ahead.changes.iter(), &ahead.net, class);
-    if meeting.rebase || meeting.refusal.is_some() {
+    // Deletes are united with what is on the target, not with what a car ahead will bring.
+    if meeting.rebase || meeting.refusal.is_some() || !meeting.unite.files.is_empty() {
         return Some((ReasonCode::OverlapsAhead, meeting.witnesses));
     }
     // The other direction: an overwrite ahead was planned without these rows; behind it they are right.

@@ -105,8 +105,13 @@ pub enum Isolation {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EqualityDeletes {
+    /// Where they meet what the target got since, the branch is refused.
     #[default]
     Refuse,
+    /// There the recorded operation is run again.
+    Rebase,
+    /// There they delete from it too, as if the upsert had come after.
+    SerialUpsert,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::change::{ChangeSet, FileFact, RewriteProof};
+use crate::change::{ChangeSet, DeleteKey, FileContent, FileFact, RewriteProof};
 use crate::filter::Filter;
 use crate::ids::SnapshotId;
 use crate::partition::Partition;
@@ -40,6 +40,11 @@ pub enum UnitKind {
     OverwriteWhere,
     /// Proved rewrite of its own inputs (a compaction submitted through the queue).
     Rewrite,
+    /// Marks rows of live files as deleted by position, and may add files: a merge-on-read DELETE, UPDATE or
+    /// MERGE.
+    RowDelta,
+    /// Deletes by the values of columns, and may add files: an upsert of a stream.
+    EqualityDelta,
     /// A change of data about which nothing is recorded.
     Opaque,
 }
@@ -92,11 +97,29 @@ impl Unit {
         self.changes.iter().flat_map(|c| &c.removed)
     }
 
+    pub fn added_deletes(&self) -> impl Iterator<Item = &FileFact> {
+        self.changes.iter().flat_map(|c| &c.added_deletes)
+    }
+
+    pub fn removed_deletes(&self) -> impl Iterator<Item = &FileFact> {
+        self.changes.iter().flat_map(|c| &c.removed_deletes)
+    }
+
+    /// It only takes rows away, by position, and nothing else: two such changes are in nobody's way, whichever
+    /// comes first (rule D2).
+    pub fn only_deletes_rows(&self) -> bool {
+        self.kind == UnitKind::RowDelta && self.changes.iter().all(|c| c.only_deletes_rows())
+    }
+
     /// Can it be run again against another head?
     pub fn is_replayable(&self) -> bool {
         match self.kind {
             UnitKind::BlindAppend | UnitKind::ReplacePartitions { .. } | UnitKind::OverwriteWhere => true,
-            UnitKind::DerivedAppend | UnitKind::Rewrite | UnitKind::Opaque => false,
+            UnitKind::DerivedAppend
+            | UnitKind::Rewrite
+            | UnitKind::RowDelta
+            | UnitKind::EqualityDelta
+            | UnitKind::Opaque => false,
         }
     }
 
@@ -131,16 +154,10 @@ pub fn units(changes: &[SourceChange], class: &ClassPolicy) -> Result<Vec<Unit>,
 }
 
 fn check_readable(source: &SourceChange) -> Result<(), UnitRefusal> {
-    let refuse = |code, text| Err(UnitRefusal { code, snapshot: source.change.snapshot, text });
-    if source.change.has_delete_files() {
-        let files = source.change.added_deletes.len() + source.change.removed_deletes.len();
-        return refuse(
-            ReasonCode::DeleteFilesUnsupported,
-            format!("snapshot {} adds or removes {files} delete file(s)", source.change.snapshot),
-        );
-    }
     if let RecordFinding::Invalid(error) = &source.change.record {
-        return refuse(ReasonCode::RecordInvalid, format!("snapshot {}: {error}", source.change.snapshot));
+        let snapshot = source.change.snapshot;
+        let text = format!("snapshot {snapshot}: {error}");
+        return Err(UnitRefusal { code: ReasonCode::RecordInvalid, snapshot, text });
     }
     Ok(())
 }
@@ -197,6 +214,15 @@ fn replaces_whole_partitions(members: &[&SourceChange]) -> bool {
     if removed.is_empty() || added != removed {
         return false;
     }
+    // Delete files of the replaced files go with them; any other change of delete files is more than this.
+    let deletes_go_along = members.iter().all(|member| {
+        let change = &member.change;
+        change.added_deletes.is_empty()
+            && change.removed_deletes.iter().all(|d| removed.contains(&d.partition))
+    });
+    if !deletes_go_along {
+        return false;
+    }
     // An unpartitioned table has one partition: replacing it is an overwrite of everything, which is true.
     let Some(parent_files) = members.first().and_then(|m| m.parent_files.as_ref()) else { return false };
     parent_files.iter().all(|path| removed_paths.contains(path))
@@ -214,7 +240,7 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
     let Some(first) = members.first() else { return Ok(None) };
     let changes: Vec<Arc<ChangeSet>> = members.iter().map(|m| Arc::clone(&m.change)).collect();
     let record = first.change.record.found().cloned();
-    let net_adds_only = changes.iter().all(|c| c.removed.is_empty());
+    let net_adds_only = changes.iter().all(|c| c.removed.is_empty() && !c.has_delete_files());
     let is_empty = changes.iter().all(|c| c.is_empty());
     let partitions: BTreeSet<Arc<Partition>> = changes.iter().flat_map(|c| c.partitions().cloned()).collect();
     let mismatch = |text: String| {
@@ -225,7 +251,7 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
         Some(Operation::Append) => {
             if !net_adds_only {
                 return mismatch(format!(
-                    "snapshot {} is recorded as an append but removes files",
+                    "snapshot {} is recorded as an append but removes files or rows",
                     first.change.snapshot
                 ));
             }
@@ -240,6 +266,12 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
                 return mismatch(format!(
                     "recorded as replace-partitions, but partition {} lost files and got none",
                     stray.partition
+                ));
+            }
+            if let Some(delete) = changes.iter().flat_map(|c| &c.added_deletes).next() {
+                return mismatch(format!(
+                    "recorded as replace-partitions, but it adds delete file {}",
+                    delete.key()
                 ));
             }
             if let Some(kept) = kept_file(members) {
@@ -270,11 +302,32 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
             if replaces_whole_partitions(&refs) {
                 (UnitKind::ReplacePartitions { derived: true }, UnitScope::Partitions(partitions))
             } else {
-                (UnitKind::Opaque, unrecorded_scope(partitions, class))
+                (unrecorded_kind(&changes), unrecorded_scope(partitions, class))
             }
         }
     };
     Ok(Some(Unit { kind, scope, changes, record }))
+}
+
+/// A change of data without a record: by what it did to delete files. Those of files that it removed itself go
+/// along with them and say nothing.
+fn unrecorded_kind(changes: &[Arc<ChangeSet>]) -> UnitKind {
+    let removed: BTreeSet<&Arc<str>> = changes.iter().flat_map(|c| &c.removed).map(|f| &f.path).collect();
+    let mut kind = UnitKind::Opaque;
+    for change in changes {
+        for delete in &change.added_deletes {
+            match delete.content {
+                FileContent::EqualityDeletes { .. } => return UnitKind::EqualityDelta,
+                _ => kind = UnitKind::RowDelta,
+            }
+        }
+        for delete in &change.removed_deletes {
+            if delete.deletes_rows_of().is_none_or(|file| !removed.contains(file)) {
+                kind = UnitKind::RowDelta;
+            }
+        }
+    }
+    kind
 }
 
 /// Rule C2: only adds, labelled append, in a class whose appends are blind. A record that says `append`
@@ -303,6 +356,9 @@ fn unrecorded_scope(partitions: BTreeSet<Arc<Partition>>, class: &ClassPolicy) -
 #[derive(Clone, Debug, Default)]
 pub struct NetFiles {
     state: BTreeMap<Arc<str>, bool>,
+    deletes: BTreeMap<DeleteKey, bool>,
+    /// Data files for which deletes came or went.
+    redeleted: BTreeSet<Arc<str>>,
 }
 
 impl NetFiles {
@@ -322,6 +378,27 @@ impl NetFiles {
         for file in &change.added {
             self.state.insert(Arc::clone(&file.path), true);
         }
+        for (deletes, live) in [(&change.removed_deletes, false), (&change.added_deletes, true)] {
+            for delete in deletes {
+                self.deletes.insert(delete.key(), live);
+                self.redeleted.extend(delete.deletes_rows_of().cloned());
+            }
+        }
+    }
+
+    /// A delete file that was added, whatever became of it, or that was removed.
+    pub fn knows_delete(&self, delete: &FileFact) -> bool {
+        self.deletes.contains_key(&delete.key())
+    }
+
+    /// A delete file that was removed, and not added again.
+    pub fn is_delete_gone(&self, delete: &FileFact) -> bool {
+        self.deletes.get(&delete.key()) == Some(&false)
+    }
+
+    /// Deletes of this data file came or went.
+    pub fn is_redeleted(&self, path: &str) -> bool {
+        self.redeleted.contains(path)
     }
 
     /// Added, and not removed afterwards.

@@ -89,11 +89,11 @@ fn case_o07_without_a_whole_partition_or_record_it_is_refused() {
 #[test]
 fn case_o08_half_of_a_row_level_change_is_never_applied() {
     let mut h = Story::ord();
-    h.overwrite("S2", "S1", "+B1@08-20 +d:D1@08-20");
-    let refusal = h.merge("S2").units().unwrap_err();
-    assert_eq!(refusal.code, ReasonCode::DeleteFilesUnsupported);
-    assert_eq!(refusal.snapshot, sid("S2"));
-    assert_eq!(h.train("S1", &[h.merge("S2").request(1)]), "1 refused delete-files-unsupported");
+    h.overwrite("S2", "S1", "+B1@08-20 +d:D1>A1@08-20");
+    // Untouched, it lands whole; what it deleted from is gone, it does not land at all.
+    assert_eq!(h.merge("S2").onto("S1").word(), "fast-forward");
+    h.overwrite("S3", "S1", "-A1@08-20 +C1@08-20");
+    assert_eq!(h.merge("S2").onto("S3").word(), "refused conflict");
 }
 
 #[test]

@@ -7,6 +7,7 @@
 mod story;
 
 mod cases;
+mod deletes;
 mod lineage;
 mod oracle;
 mod parsers;

@@ -309,7 +309,7 @@ fn wrong_words_are_shown_with_their_line() {
         ("overlap = \"maybe\"", "maybe"),
         ("appends = \"blindly\"", "blindly"),
         ("isolation = \"none\"", "none"),
-        ("equality-deletes = \"serial-upsert\"", "serial-upsert"),
+        ("equality-deletes = \"sometimes\"", "sometimes"),
         ("on-source-moved = \"force\"", "force"),
         ("after-landing = \"delete\"", "delete"),
         ("age-bound = \"soon\"", "soon"),

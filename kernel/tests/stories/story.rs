@@ -1,7 +1,8 @@
 //! A small notation for histories.
 //!
 //! `S2` is snapshot 2. A change is a line of files: `+B1@08-22 -A2@08-21` adds B1 to the partition of
-//! 22 August and removes A2 from the one of 21 August; `+d:D1@08-20` adds the delete file D1. Partitions:
+//! 22 August and removes A2 from the one of 21 August. `+d:D1>A1@08-20` adds the delete file D1, which takes
+//! rows of A1; without `>A1` it does not say of which file, and `+e:E1@08-20` deletes by value. Partitions:
 //!
 //! | text | spec |
 //! |---|---|
@@ -70,8 +71,16 @@ fn notation(place: &Partition) -> String {
 }
 
 pub fn file(text: &str) -> FileFact {
+    fact(text, |_| FileContent::Data)
+}
+
+fn fact(text: &str, content: impl FnOnce(Option<Arc<str>>) -> FileContent) -> FileFact {
     let (path, place) = text.split_once('@').expect("files are written B1@08-22");
-    let content = FileContent::Data;
+    let (path, of) = match path.split_once('>') {
+        Some((path, of)) => (path, Some(Arc::from(of))),
+        None => (path, None),
+    };
+    let content = content(of);
     FileFact { path: path.into(), partition: partition(place), records: 1, bytes: 100, content }
 }
 
@@ -183,16 +192,24 @@ impl Story {
             removed_deletes: Vec::new(),
         };
         for text in files.split_whitespace() {
-            let (list, text) = match (text.strip_prefix("+d:"), text.strip_prefix("-d:")) {
-                (Some(rest), _) => (&mut change.added_deletes, rest),
-                (_, Some(rest)) => (&mut change.removed_deletes, rest),
-                _ => match (text.strip_prefix('+'), text.strip_prefix('-')) {
-                    (Some(rest), _) => (&mut change.added, rest),
-                    (_, Some(rest)) => (&mut change.removed, rest),
-                    _ => panic!("'{text}': files are written +B1@08-22 or -A1@08-20"),
-                },
+            let (adds, text) = match (text.strip_prefix('+'), text.strip_prefix('-')) {
+                (Some(rest), _) => (true, rest),
+                (_, Some(rest)) => (false, rest),
+                _ => panic!("'{text}': files are written +B1@08-22 or -A1@08-20"),
             };
-            list.push(file(text));
+            let (is_delete, fact) = match (text.strip_prefix("d:"), text.strip_prefix("e:")) {
+                (Some(rest), _) => (true, fact(rest, |of| FileContent::PositionDeletes { of })),
+                (_, Some(rest)) => {
+                    (true, fact(rest, |_| FileContent::EqualityDeletes { field_ids: vec![1] }))
+                }
+                _ => (false, file(text)),
+            };
+            match (is_delete, adds) {
+                (false, true) => change.added.push(fact),
+                (false, false) => change.removed.push(fact),
+                (true, true) => change.added_deletes.push(fact),
+                (true, false) => change.removed_deletes.push(fact),
+            }
         }
         let parent = (!parent.is_empty()).then(|| sid(parent));
         let commit = Commit {
