@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import json
-import math
-import uuid
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +13,8 @@ from pyiceberg.expressions.parser import parse
 from pyiceberg.expressions.visitors import bind
 from pyiceberg.io.pyarrow import expression_to_pyarrow, schema_to_pyarrow
 from pyiceberg.schema import Schema
+
+from json_values import in_order, to_json
 
 
 def rows_to_arrow(rows: list[dict[str, Any]], schema: Schema) -> pa.Table:
@@ -65,27 +64,6 @@ def from_json(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def to_json(value: Any) -> Any:
-    """Dates and times as ISO text (zoned ones in UTC), decimals as text, bytes as hex, NaN and the like as text."""
-    match value:
-        case datetime.datetime():
-            return (value.astimezone(datetime.timezone.utc) if value.tzinfo else value).isoformat()
-        case datetime.date() | datetime.time():
-            return value.isoformat()
-        case decimal.Decimal() | uuid.UUID():
-            return str(value)
-        case bytes():
-            return value.hex()
-        case float() if not math.isfinite(value):
-            return str(value)
-        case dict():
-            return {str(key): to_json(item) for key, item in value.items()}
-        case list() | tuple():
-            return [to_json(item) for item in value]
-        case _:
-            return value
-
-
 def arrow_to_rows(table: pa.Table) -> list[dict[str, Any]]:
     """JSON rows in a fixed order (by their text)."""
-    return sorted((to_json(row) for row in table.to_pylist()), key=lambda row: json.dumps(row, sort_keys=True))
+    return in_order([to_json(row) for row in table.to_pylist()])

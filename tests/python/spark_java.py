@@ -1,0 +1,168 @@
+"""The operations of spark_engine.py through Iceberg's Java API: what Spark's SQL cannot say or write."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from spark_engine import BadJob, Catalog, operation, quoted
+
+MAIN = "main"
+
+
+# ---- tables ------------------------------------------------------------------------------------------------
+
+
+@operation("catalog")
+def create_namespace(catalog: Catalog, namespace: list[str]) -> dict[str, Any]:
+    catalog.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {quoted(namespace)}")
+    return {}
+
+
+@operation("table")
+def create_table(
+    catalog: Catalog,
+    table: list[str],
+    schema: dict[str, Any],
+    spec: dict[str, Any] | None = None,
+    location: str | None = None,
+    properties: dict[str, str] = {},
+) -> dict[str, Any]:
+    """A table of schema and partition spec as JSON, in the form of metadata files: types that Spark's SQL has
+    no word for (uuid, fixed, nanoseconds) and default values."""
+    iceberg = catalog.jvm.org.apache.iceberg
+    java_schema = iceberg.SchemaParser.fromJson(json.dumps(schema))
+    java_spec = iceberg.PartitionSpec.unpartitioned()
+    if spec is not None:
+        java_spec = iceberg.PartitionSpecParser.fromJson(java_schema, json.dumps(spec))
+    created = catalog.java.createTable(catalog.java_identifier(table), java_schema, java_spec, location, properties)
+    return load_table(created)
+
+
+@operation("table")
+def register_table(catalog: Catalog, table: list[str], metadata_location: str) -> dict[str, Any]:
+    """A table of this name on an existing metadata file."""
+    return load_table(catalog.java.registerTable(catalog.java_identifier(table), metadata_location))
+
+
+@operation("table")
+def unregister_table(catalog: Catalog, table: list[str]) -> dict[str, Any]:
+    """The name goes, the files stay."""
+    return {"dropped": catalog.java.dropTable(catalog.java_identifier(table), False)}
+
+
+@operation("table")
+def load(catalog: Catalog, table: list[str]) -> dict[str, Any]:
+    return load_table(catalog.java_table(table))
+
+
+def load_table(table: Any) -> dict[str, Any]:
+    refs = {
+        name: {"snapshot_id": ref.snapshotId(), "type": "branch" if ref.isBranch() else "tag"}
+        for name, ref in dict(table.refs()).items()
+    }
+    return {
+        "location": table.location(),
+        "metadata_location": table.operations().current().metadataFileLocation(),
+        "format_version": table.operations().current().formatVersion(),
+        "schema_id": table.schema().schemaId(),
+        "spec_id": table.spec().specId(),
+        "refs": refs,
+    }
+
+
+@operation("table")
+def files(catalog: Catalog, table: list[str], ref: str = MAIN) -> dict[str, Any]:
+    """Paths of the live data and delete files, each with what it is, in order."""
+    data = catalog.spark.sql(
+        f"SELECT file_path, content, spec_id, record_count FROM {quoted(table)}.files VERSION AS OF '{ref}'"
+    )
+    kinds = ["data", "position_deletes", "equality_deletes"]
+    found = [
+        {"path": row[0], "content": kinds[row[1]], "spec_id": row[2], "records": row[3]} for row in data.collect()
+    ]
+    return {"files": sorted(found, key=lambda file: (file["path"], file["content"]))}
+
+
+# ---- row deltas --------------------------------------------------------------------------------------------
+
+
+@operation("writes")
+def row_delta(
+    catalog: Catalog,
+    table: list[str],
+    deletes: str | None = None,
+    on: list[str] = [],
+    inserts: str | None = None,
+    like: str | None = None,
+    spec_id: int | None = None,
+    branch: str = MAIN,
+    snapshot_properties: dict[str, str] = {},
+) -> dict[str, Any]:
+    """One snapshot that adds rows (query `inserts`) and an equality-delete file (query `deletes` of the columns
+    `on`), as Flink's upserts do. Both files go into the partition of the live data file `like`, or of the spec
+    `spec_id`, which has no fields then: the delete is a global one."""
+    java = catalog.java_table(table)
+    if like is not None:
+        spec, partition = place_of(java, like, branch)
+    else:
+        spec, partition = java.spec() if spec_id is None else java.specs().get(spec_id), None
+        if spec.isPartitioned():
+            raise BadJob("the spec is partitioned: name a data file of the partition with `like`")
+    delta = java.newRowDelta().toBranch(branch)
+    paths = {}
+    if inserts is not None:
+        file = write(catalog, java, spec, partition, inserts, None)
+        paths["inserts"] = file.location()
+        delta = delta.addRows(file)
+    if deletes is not None:
+        file = write(catalog, java, spec, partition, deletes, on)
+        paths["deletes"] = file.location()
+        delta = delta.addDeletes(file)
+    for key, value in snapshot_properties.items():
+        delta = delta.set(key, value)
+    delta.commit()
+    return paths
+
+
+def place_of(java: Any, path: str, branch: str) -> tuple[Any, Any]:
+    tasks = java.newScan().useRef(branch).planFiles().iterator()
+    while tasks.hasNext():
+        file = tasks.next().file()
+        if file.location() == path:
+            return java.specs().get(file.specId()), file.partition()
+    raise ValueError(f"{path} is not live on {branch!r}")
+
+
+def write(catalog: Catalog, java: Any, spec: Any, partition: Any, query: str, on: list[str] | None) -> Any:
+    """The rows of a query as one data file, or one equality-delete file of the columns `on`."""
+    jvm = catalog.jvm
+    data = catalog.spark.sql(query)
+    schema = java.schema() if on is None else java.schema().select(on)
+    names = [field.name() for field in schema.columns()]
+    data = data.select(*names)
+    factory = jvm.org.apache.iceberg.io.OutputFileFactory.builderFor(java, 0, 0).suffix(
+        "data" if on is None else "eq-deletes"
+    )
+    output = factory.build().newOutputFile(spec, partition)
+    registry = jvm.org.apache.iceberg.formats.FormatModelRegistry
+    row_class = jvm.java.lang.Class.forName("org.apache.spark.sql.catalyst.InternalRow")
+    parquet = jvm.org.apache.iceberg.FileFormat.PARQUET
+    if on is None:
+        builder = registry.dataWriteBuilder(parquet, row_class, output)
+    else:
+        builder = registry.equalityDeleteWriteBuilder(parquet, row_class, output)
+        ids = jvm.java.util.ArrayList()
+        for name in names:
+            ids.add(schema.findField(name).fieldId())
+        builder = builder.equalityFieldIds(ids)
+    metrics = jvm.org.apache.iceberg.MetricsConfig.forTable(java)
+    kind = jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(schema)
+    builder = builder.schema(schema).engineSchema(kind).spec(spec).metricsConfig(metrics)
+    if partition is not None:
+        builder = builder.partition(partition)
+    writer = builder.build()
+    for row in data._jdf.queryExecution().executedPlan().executeCollect():
+        writer.write(row)
+    writer.close()
+    return writer.toDataFile() if on is None else writer.toDeleteFile()
