@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+import pyiceberg
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -23,6 +24,11 @@ MAIN = "main"
 @operation("engine")
 def ping() -> dict[str, Any]:
     return {"pong": True}
+
+
+@operation("engine")
+def versions() -> dict[str, Any]:
+    return {"pyiceberg": pyiceberg.__version__}
 
 
 # ---- tables ------------------------------------------------------------------------------------------------

@@ -14,8 +14,13 @@ MAIN = "main"
 
 
 @operation("catalog")
+def versions(catalog: Catalog) -> dict[str, Any]:
+    return {"spark": catalog.spark.version, "iceberg-java": catalog.jvm.org.apache.iceberg.IcebergBuild.version()}
+
+
+@operation("catalog")
 def create_namespace(catalog: Catalog, namespace: list[str]) -> dict[str, Any]:
-    catalog.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {quoted(namespace)}")
+    catalog.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {quoted([catalog.name, *namespace])}")
     return {}
 
 
@@ -74,8 +79,9 @@ def load_table(table: Any) -> dict[str, Any]:
 @operation("table")
 def files(catalog: Catalog, table: list[str], ref: str = MAIN) -> dict[str, Any]:
     """Paths of the live data and delete files, each with what it is, in order."""
+    source = quoted([catalog.name, *table, "files"])
     data = catalog.spark.sql(
-        f"SELECT file_path, content, spec_id, record_count FROM {quoted(table)}.files VERSION AS OF '{ref}'"
+        f"SELECT file_path, content, spec_id, record_count FROM {source} VERSION AS OF '{ref}'"
     )
     kinds = ["data", "position_deletes", "equality_deletes"]
     found = [
@@ -166,3 +172,21 @@ def write(catalog: Catalog, java: Any, spec: Any, partition: Any, query: str, on
         writer.write(row)
     writer.close()
     return writer.toDataFile() if on is None else writer.toDeleteFile()
+
+
+# ---- structure ---------------------------------------------------------------------------------------------
+
+
+@operation("table")
+def add_column_default(catalog: Catalog, table: list[str], name: str, type: str, default: str) -> dict[str, Any]:
+    """A column of a primitive type whose default, JSON as in metadata files, is the value of older rows too (format
+    v3); Spark's SQL refuses it."""
+    iceberg = catalog.jvm.org.apache.iceberg
+    java = catalog.java_table(table)
+    kind = iceberg.types.Types.fromPrimitiveString(type)
+    # Through a schema: a value that comes back to Python alone would lose its Java type.
+    field = {"id": 1, "name": name, "required": False, "type": type, "initial-default": json.loads(default)}
+    schema = iceberg.SchemaParser.fromJson(json.dumps({"type": "struct", "fields": [field]}))
+    literal = schema.findField(name).initialDefaultLiteral()
+    java.updateSchema().addColumn(name, kind, literal).commit()
+    return load_table(java)

@@ -35,7 +35,7 @@ def sql(
 ) -> dict[str, Any]:
     """Runs statements and gives the rows of the last. `{table}` in them is the table, at `branch` if one is
     named; `{base}` is the table itself, for ALTER. `wap_branch` and `wap_id` need write.wap.enabled=true."""
-    names = {"{table}": at_branch(table, branch), "{base}": quoted(table)}
+    names = {"{table}": named(catalog, table, branch), "{base}": named(catalog, table)}
     own = {OVERWRITE_MODE: overwrite_mode, "spark.wap.branch": wap_branch, "spark.wap.id": wap_id}
     own |= {SNAPSHOT_PROPERTY + key: value for key, value in snapshot_properties.items()}
     with configured(catalog, own | settings):
@@ -57,15 +57,16 @@ def overwrite(
 ) -> None:
     """A data frame's overwrite: of the rows that meet `condition`, or of the partitions that it has rows for."""
     with configured(catalog, {SNAPSHOT_PROPERTY + key: value for key, value in snapshot_properties.items()}):
-        writer = catalog.spark.sql(select).writeTo(at_branch(table, branch))
+        writer = catalog.spark.sql(select).writeTo(named(catalog, table, branch))
         if condition is None:
             writer.overwritePartitions()
         else:
             writer.overwrite(F.expr(condition))
 
 
-def at_branch(table: list[str], branch: str | None) -> str:
-    return quoted(table if branch is None else [*table, f"branch_{branch}"])
+def named(catalog: Catalog, table: list[str], branch: str | None = None) -> str:
+    """In full: a namespace may have the name of a catalog."""
+    return quoted([catalog.name, *table] + ([] if branch is None else [f"branch_{branch}"]))
 
 
 @contextlib.contextmanager
@@ -102,7 +103,7 @@ def rows(
     elif snapshot_id is not None:
         version = f" VERSION AS OF {int(snapshot_id)}"
     chosen = ", ".join(quoted([name]) for name in columns) if columns else "*"
-    source = f"{quoted(table)}{version}{f' WHERE {where}' if where else ''}"
+    source = f"{named(catalog, table)}{version}{f' WHERE {where}' if where else ''}"
     if count_only:
         return {"count": catalog.spark.sql(f"SELECT count(*) FROM {source}").first()[0]}
     found = rows_of(catalog.spark.sql(f"SELECT {chosen} FROM {source}"))
@@ -142,7 +143,7 @@ def procedure(catalog: Catalog, table: list[str], name: str, arguments: dict[str
     {"timestamp": "2026-08-20 00:00:00"} is a timestamp; other objects are maps."""
     if not name.isidentifier() or not all(key.isidentifier() for key in arguments):
         raise BadJob("names of procedures and arguments are identifiers")
-    given = {"table": quoted(table)} | arguments
+    given = {"table": named(catalog, table)} | arguments
     text = ", ".join(f"{key} => {literal(value)}" for key, value in given.items())
     return rows_of(catalog.spark.sql(f"CALL {quoted([catalog.name])}.system.{name}({text})"))
 
