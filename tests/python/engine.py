@@ -1,4 +1,4 @@
-"""PyIceberg and DuckDB as processes of their own, driven by JSON jobs: the other engines of the tests.
+"""PyIceberg, DuckDB and ClickHouse as processes of their own, driven by JSON jobs: the other engines of the tests.
 
     engine.py OP '{...}'     one job from the argument (or from standard input without it)
     engine.py batch          a JSON list of jobs from standard input, stopping at the first that fails
@@ -225,6 +225,7 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("pyiceberg").setLevel(logging.ERROR)
     import operations  # noqa: F401  registers its operations
     import reads  # noqa: F401
+    import reads_clickhouse  # noqa: F401
     import spark_like  # noqa: F401
 
     engine = Engine()
