@@ -20,10 +20,9 @@ import sys
 import tempfile
 from typing import Any
 
+from json_values import in_order, to_json
 from py4j.java_gateway import GatewayParameters, JavaGateway, java_import, launch_gateway
 from py4j.protocol import Py4JJavaError
-
-from json_values import in_order, to_json
 
 SQLITE_BUSY_MS = 30_000
 # An exception's causes that are looked through.

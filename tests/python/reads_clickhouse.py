@@ -7,7 +7,6 @@ import pathlib
 from typing import Any
 
 import pyarrow as pa
-
 from engine import BadJob, Catalog, identifier, operation
 from reads import snapshot_of
 from values import arrow_to_rows

@@ -256,8 +256,8 @@ def told(error: Exception) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    import spark_operations  # noqa: F401  registers its operations
     import spark_java  # noqa: F401
+    import spark_operations  # noqa: F401  registers its operations
 
     match arguments:
         case ["serve"]:

@@ -80,13 +80,9 @@ def load_table(table: Any) -> dict[str, Any]:
 def files(catalog: Catalog, table: list[str], ref: str = MAIN) -> dict[str, Any]:
     """Paths of the live data and delete files, each with what it is, in order."""
     source = quoted([catalog.name, *table, "files"])
-    data = catalog.spark.sql(
-        f"SELECT file_path, content, spec_id, record_count FROM {source} VERSION AS OF '{ref}'"
-    )
+    data = catalog.spark.sql(f"SELECT file_path, content, spec_id, record_count FROM {source} VERSION AS OF '{ref}'")
     kinds = ["data", "position_deletes", "equality_deletes"]
-    found = [
-        {"path": row[0], "content": kinds[row[1]], "spec_id": row[2], "records": row[3]} for row in data.collect()
-    ]
+    found = [{"path": row[0], "content": kinds[row[1]], "spec_id": row[2], "records": row[3]} for row in data.collect()]
     return {"files": sorted(found, key=lambda file: (file["path"], file["content"]))}
 
 

@@ -7,11 +7,10 @@ import datetime
 from collections.abc import Iterator
 from typing import Any
 
+from json_values import in_order, to_json
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
-
-from json_values import in_order, to_json
 from spark_engine import BadJob, Catalog, operation, quoted
 
 SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."

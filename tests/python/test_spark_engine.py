@@ -69,7 +69,8 @@ class SparkTest(unittest.TestCase):
         )
         self.sql(
             "INSERT INTO {table} VALUES (1, DATE '2026-08-20', 'ä', TIMESTAMP '2026-08-20 01:00:00'),"
-            " (2, DATE '2026-08-20', NULL, NULL), (3, DATE '2026-08-21', 'c', NULL), (NULL, DATE '2026-08-21', 'd', NULL)"
+            " (2, DATE '2026-08-20', NULL, NULL), (3, DATE '2026-08-21', 'c', NULL),"
+            " (NULL, DATE '2026-08-21', 'd', NULL)"
         )
         self.sql(f"ALTER TABLE {{base}} CREATE BRANCH `{BRANCH}`")
 
@@ -106,8 +107,13 @@ class SparkTest(unittest.TestCase):
         self.create(2)
         values = "SELECT 9L AS id, DATE '2026-08-20' AS day, 'n' AS note, CAST(NULL AS TIMESTAMP) AS at"
         for branch, act in (
-            ("static", {"statements": f"INSERT OVERWRITE {{table}} PARTITION (day = DATE '2026-08-20') "
-                        "SELECT 9L, 'n', CAST(NULL AS TIMESTAMP)"}),
+            (
+                "static",
+                {
+                    "statements": "INSERT OVERWRITE {table} PARTITION (day = DATE '2026-08-20') "
+                    "SELECT 9L, 'n', CAST(NULL AS TIMESTAMP)"
+                },
+            ),
             ("dynamic", {"statements": f"INSERT OVERWRITE {{table}} {values}", "overwrite_mode": "dynamic"}),
             ("filtered", {"statements": f"INSERT INTO {{table}} REPLACE WHERE day = DATE '2026-08-20' {values}"}),
         ):
@@ -139,7 +145,8 @@ class SparkTest(unittest.TestCase):
     def test_procedures_and_their_refusals(self) -> None:
         self.create(2)
         added = self.sql(
-            "INSERT INTO {table} VALUES (5, DATE '2026-08-22', 'e', NULL)", branch=BRANCH,
+            "INSERT INTO {table} VALUES (5, DATE '2026-08-22', 'e', NULL)",
+            branch=BRANCH,
             snapshot_properties={"ticket": "T-1"},
         )["snapshots"][0]
         self.sql("INSERT INTO {table} VALUES (6, DATE '2026-08-22', 'f', NULL)")
@@ -156,7 +163,8 @@ class SparkTest(unittest.TestCase):
         self.ok("procedure", name="rewrite_data_files", arguments={"options": {"rewrite-all": "true"}})
         self.ok("procedure", name="rewrite_manifests")
         self.ok(
-            "procedure", name="expire_snapshots",
+            "procedure",
+            name="expire_snapshots",
             arguments={"older_than": {"timestamp": "2099-01-01 00:00:00"}, "retain_last": 1},
         )
         self.assertEqual(self.ids(), [None, 1, 2, 3, 5, 6])
