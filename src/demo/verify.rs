@@ -22,7 +22,7 @@ use crate::ledger::RequestRow;
 use crate::report::text::Columns;
 use crate::table::catalog::Catalog as _;
 use crate::table::manifests::{FileScope, ManifestStore};
-use crate::table::scan::{RowReader, ScanCounters};
+use crate::table::scan::{RowReader, ScanCounters, live_rows};
 
 /// Differing rows that are shown for people.
 const SHOWN_ROWS: usize = 5;
@@ -146,7 +146,7 @@ pub async fn rows(config: &Config) -> Result<RowComparison, UserError> {
     let counters = Arc::new(ScanCounters::default());
     let mut found: BTreeMap<String, i64> = BTreeMap::new();
     let mut read = 0;
-    for file in &live.data {
+    for file in &live_rows(live)? {
         for batch in reader.read(file, &all, &counters)?.try_collect::<Vec<_>>().await? {
             read += batch.num_rows();
             count(&batch, &mut found)?;

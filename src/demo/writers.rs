@@ -31,7 +31,7 @@ use crate::ledger::{Enqueued, Ledger};
 use crate::table::branch_writer::{BranchWrite, BranchWriteError, BranchWriter, Removal};
 use crate::table::catalog::Catalog as _;
 use crate::table::manifests::{FileScope, LiveFile};
-use crate::table::scan::{RowReader, ScanCounters};
+use crate::table::scan::{RowReader, ScanCounters, live_rows};
 use crate::table::sql_catalog::SqlCatalog;
 
 /// Times that a direct commit to `main` is made again because the queue landed something meanwhile.
@@ -297,7 +297,7 @@ impl PipelineProcess {
             let all: Vec<usize> = (0..reader.arrow_schema().fields().len()).collect();
             let counters = Arc::new(ScanCounters::default());
             let mut rows = Vec::new();
-            for file in live.data.iter().filter(|file| lies_in(file, &days)) {
+            for file in live_rows(live)?.iter().filter(|file| lies_in(&file.file, &days)) {
                 let batches = reader.read(file, &all, &counters)?;
                 rows.extend(batches.try_collect::<Vec<_>>().await?);
             }

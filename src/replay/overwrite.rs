@@ -26,8 +26,8 @@ use super::{ReplayError, TARGET_ALIAS, reads_table};
 use crate::table::catalog::{Catalog, CatalogError};
 use crate::table::data_files::{DataFileWriter, NewDataFile};
 use crate::table::loaded::LoadedTable;
-use crate::table::manifests::{FileScope, LiveFile, LiveFiles, ManifestStore};
-use crate::table::scan::{RowReader, ScanCounters, ScanFile};
+use crate::table::manifests::{FileScope, LiveFiles, ManifestStore};
+use crate::table::scan::{RowReader, ScanCounters, ScanFile, live_rows};
 use crate::validate::{CheckError, Engine, FilesTable};
 
 /// One replay; a longer one fails.
@@ -71,15 +71,15 @@ pub async fn overwrite_where(
     let filter = read_filter(input.filter, schema)
         .map_err(|text| ReplayError::request(ReasonCode::RecordInvalid, text))?;
 
-    let all = without_deletes(input.live.clone())?;
-    let affected: Vec<LiveFile> =
-        all.iter().filter(|f| filter.may_match(&f.fact.partition)).cloned().collect();
+    // A row that a delete file takes away is not seen, and does not come back by being written again.
+    let all = live_rows(input.live.clone())?;
+    let affected: Vec<ScanFile> =
+        all.iter().filter(|f| filter.may_match(&f.file.fact.partition)).cloned().collect();
     let session = engine.session();
     let counters = Arc::new(ScanCounters::default());
     let reader = Arc::new(RowReader::new(&input.table, schema_id)?);
-    let target = |files: &[LiveFile]| {
-        let files =
-            files.iter().zip(0_i32..).map(|(file, origin)| ScanFile { file: file.clone(), origin }).collect();
+    let target = |files: &[ScanFile]| {
+        let files = files.iter().zip(0_i32..).map(|(file, at)| file.clone().with_origin(at)).collect();
         FilesTable::new(Arc::clone(&reader), files, engine.parallelism(), Arc::clone(&counters))
     };
     let affected_table = target(&affected).with_origin();
@@ -91,7 +91,6 @@ pub async fn overwrite_where(
     for (alias, pin) in input.inputs {
         let (pinned, files) = pinned_input(store, catalog, alias, pin).await?;
         let reader = Arc::new(RowReader::new(&pinned, schema_of(&pinned, pin))?);
-        let files = files.into_iter().map(|file| ScanFile { file, origin: 0 }).collect();
         let table = FilesTable::new(reader, files, engine.parallelism(), Arc::clone(&counters));
         register(&session, alias, table)?;
     }
@@ -119,7 +118,7 @@ struct Job {
     table: Arc<LoadedTable>,
     schema_id: SchemaId,
     reader: Arc<RowReader>,
-    affected: Vec<LiveFile>,
+    affected: Vec<ScanFile>,
     origin: String,
     filter: String,
     query: String,
@@ -144,8 +143,8 @@ impl Job {
         let mut paths = BTreeSet::new();
         for at in &removed {
             if let Some(file) = self.affected.get(*at) {
-                touched.insert(Arc::clone(&file.fact.partition));
-                paths.insert(Arc::clone(&file.fact.path));
+                touched.insert(Arc::clone(&file.file.fact.partition));
+                paths.insert(Arc::clone(&file.file.fact.path));
             }
         }
         Ok(Replayed { added, removed: paths, touched })
@@ -284,23 +283,12 @@ fn inside_filter(
     Ok(batch.project(&keep)?)
 }
 
-/// A row that a delete file takes away must not come back by being written again.
-fn without_deletes(live: LiveFiles) -> Result<Vec<LiveFile>, ReplayError> {
-    match live.deletes.first() {
-        Some(delete) => Err(ReplayError::request(
-            ReasonCode::DeleteFilesUnsupported,
-            format!("the table has row-level delete files, such as {}", delete.fact.path),
-        )),
-        None => Ok(live.data),
-    }
-}
-
 async fn pinned_input(
     store: &ManifestStore,
     catalog: &dyn Catalog,
     alias: &str,
     pin: &PinnedInput,
-) -> Result<(Arc<LoadedTable>, Vec<LiveFile>), ReplayError> {
+) -> Result<(Arc<LoadedTable>, Vec<ScanFile>), ReplayError> {
     let missing = |text: String| ReplayError::request(ReasonCode::InputMissing, text);
     let table = match catalog.load(&pin.table).await {
         Ok(table) => table,
@@ -316,7 +304,7 @@ async fn pinned_input(
         )));
     };
     let live = store.live_files(&table, snapshot, &FileScope::Table).await?;
-    Ok((Arc::clone(&table), without_deletes(live)?))
+    Ok((Arc::clone(&table), live_rows(live)?))
 }
 
 /// A pinned snapshot is read with its own schema.

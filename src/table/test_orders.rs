@@ -9,9 +9,8 @@ use datafusion::arrow::array::{
     ArrayRef, Decimal128Array, Float64Array, Int32Array, Int64Array, RecordBatch, StringArray,
 };
 use iceberg::spec::{
-    DataContentType, DataFileBuilder, DataFileFormat, FormatVersion, Literal, ManifestList,
-    ManifestListWriter, ManifestWriterBuilder, NestedField, PrimitiveType, Schema, Struct, Transform, Type,
-    UnboundPartitionSpec,
+    DataFile, FormatVersion, ManifestContentType, ManifestFile, ManifestList, ManifestListWriter,
+    ManifestWriterBuilder, NestedField, PrimitiveType, Schema, Transform, Type, UnboundPartitionSpec,
 };
 use mergeberg_kernel::commit::NewSnapshot;
 use mergeberg_kernel::ids::{SchemaId, SnapshotId, TableName};
@@ -19,8 +18,9 @@ use mergeberg_kernel::lineage::SnapshotFact;
 use mergeberg_kernel::structure::{FieldFact, SchemaFact};
 
 use super::data_files::DataFileWriter;
+use super::deletes::{DeleteId, delete_id};
 use super::loaded::LoadedTable;
-use super::manifests::{FileScope, LiveFile, ManifestStore};
+use super::manifests::{FileScope, LiveFile, LiveFiles, ManifestStore};
 use super::snapshot_writer::{AddedFile, SnapshotChange, SnapshotWriter};
 use super::sql_catalog::SqlCatalog;
 
@@ -143,39 +143,54 @@ impl OrdersLab {
         id
     }
 
-    /// A snapshot on `parent` with one position-delete file for rows of `day`, as an engine would write it.
-    /// The file itself does not exist: whoever reads it has gone too far.
-    pub async fn delete_snapshot(&mut self, parent: SnapshotId, day: i32) -> SnapshotId {
+    /// A snapshot on `parent` that adds delete files, as an engine would write it, and removes others.
+    pub async fn row_delta(
+        &mut self,
+        parent: SnapshotId,
+        add: &[Arc<DataFile>],
+        remove: &[DeleteId],
+    ) -> SnapshotId {
         self.next_id += 1;
         let id = SnapshotId(self.next_id);
         let metadata = self.table.metadata.clone();
         let io = self.table.file_io.clone();
+        let before = self.live_deletes(parent).await;
         let parent = self.table.facts.snapshots.get(parent).unwrap().clone();
         let folder = format!("{}/metadata", metadata.location());
-        let output = io.new_output(format!("{folder}/deletes-{id}.avro")).unwrap();
-        let spec = metadata.default_partition_spec().as_ref().clone();
-        let mut writer =
-            ManifestWriterBuilder::new(output, Some(id.0), metadata.current_schema().clone(), spec)
+        let sequence_number = self.table.facts.last_sequence_number + 1;
+        let output = io.new_output(&parent.manifest_list).unwrap().to_input_file();
+        let list =
+            ManifestList::parse_with_version(&output.read().await.unwrap(), FormatVersion::V2).unwrap();
+        let mut manifests: Vec<ManifestFile> = list.consume_entries().into_iter().collect();
+        manifests.retain(|manifest| manifest.content == ManifestContentType::Data);
+
+        for spec in metadata.partition_specs_iter() {
+            let of_spec = |file: &DataFile| file.partition().fields().len() == spec.fields().len();
+            let output = io.new_output(format!("{folder}/deletes-{id}-{}.avro", spec.spec_id())).unwrap();
+            // Partition values are of the types that the first schema gave them.
+            let schema = metadata.schema_by_id(0).unwrap().clone();
+            let mut writer = ManifestWriterBuilder::new(output, Some(id.0), schema, spec.as_ref().clone())
                 .build_v2_deletes();
-        let file = DataFileBuilder::default()
-            .content(DataContentType::PositionDeletes)
-            .file_path(format!("{folder}/deletes-{id}.parquet"))
-            .file_format(DataFileFormat::Parquet)
-            .partition(Struct::from_iter([Some(Literal::int(day))]))
-            .record_count(1)
-            .file_size_in_bytes(100)
-            .build()
-            .unwrap();
-        writer.add_file(file, -1).unwrap();
-        let deletes = writer.write_manifest_file().await.unwrap();
+            for file in add.iter().filter(|file| of_spec(file)) {
+                writer.add_file(file.as_ref().clone(), -1).unwrap();
+            }
+            for old in before.iter().filter(|old| of_spec(&old.file)) {
+                let (file, sequence) = (old.file.as_ref().clone(), old.sequence_number);
+                let file_sequence = Some(old.file_sequence_number);
+                if remove.contains(&delete_id(old)) {
+                    writer.add_delete_file(file, sequence, file_sequence).unwrap();
+                } else {
+                    writer.add_existing_file(file, old.added_by.0, sequence, file_sequence).unwrap();
+                }
+            }
+            manifests.push(writer.write_manifest_file().await.unwrap());
+        }
         let manifest_list = format!("{folder}/snap-{id}-by-engine.avro");
-        let sequence_number = parent.sequence_number + 1;
         let output = io.new_output(&manifest_list).unwrap().writer().await.unwrap();
         let mut list = ManifestListWriter::v2(output, id.0, Some(parent.id.0), sequence_number);
-        let before = io.new_input(&parent.manifest_list).unwrap().read().await.unwrap();
-        let before = ManifestList::parse_with_version(&before, FormatVersion::V2).unwrap();
-        list.add_manifests(std::iter::once(deletes).chain(before.consume_entries())).unwrap();
+        list.add_manifests(manifests.into_iter()).unwrap();
         list.close().await.unwrap();
+        self.table.facts.last_sequence_number = sequence_number;
         self.table.facts.snapshots.insert(SnapshotFact {
             id,
             parent: Some(parent.id),
@@ -189,9 +204,24 @@ impl OrdersLab {
         id
     }
 
-    pub async fn live(&self, snapshot: SnapshotId) -> Vec<LiveFile> {
+    /// Makes unpartitioned the table's second spec, for deletes that reach everything.
+    pub fn add_unpartitioned_spec(&mut self) {
+        let builder = (*self.table.metadata).clone().into_builder(None);
+        let builder = builder.add_partition_spec(UnboundPartitionSpec::builder().build()).unwrap();
+        self.table.metadata = Arc::new(builder.build().unwrap().metadata);
+    }
+
+    pub async fn live_deletes(&self, snapshot: SnapshotId) -> Vec<LiveFile> {
+        self.live_files(snapshot).await.deletes
+    }
+
+    pub async fn live_files(&self, snapshot: SnapshotId) -> LiveFiles {
         let fact = self.table.facts.snapshots.get(snapshot).unwrap();
-        self.store.live_files(&self.table, fact, &FileScope::Table).await.unwrap().data
+        self.store.live_files(&self.table, fact, &FileScope::Table).await.unwrap()
+    }
+
+    pub async fn live(&self, snapshot: SnapshotId) -> Vec<LiveFile> {
+        self.live_files(snapshot).await.data
     }
 
     /// Paths of the files that are live in `snapshot` and hold rows of `day`.

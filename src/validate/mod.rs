@@ -5,8 +5,8 @@
 //! car's parent (rule E2). [`builtin`] holds the two checks that are always on and read no data, and
 //! [`RewriteProver`] proves that a snapshot only rewrote rows (rule C5).
 //!
-//! A check that cannot be run (delete files in scope, a missing column, any error of engine or storage, a
-//! time-out) says so and is never a pass. Absent on purpose: deciding what a failed check means for a
+//! A check that cannot be run (delete files that cannot be read, a missing column, any error of engine or
+//! storage, a time-out) says so and is never a pass. Absent on purpose: deciding what a failed check means for a
 //! train, and reuse of evidence under another id; both belong to the kernel.
 
 mod blame;
@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use datafusion::arrow::error::ArrowError;
 use datafusion::error::DataFusionError;
-use mergeberg_kernel::ids::{SchemaId, SnapshotId, TableName};
+use mergeberg_kernel::ids::{SchemaId, SnapshotId};
 
 use crate::table::catalog::CatalogError;
 use crate::table::error::TableError;
@@ -62,11 +62,6 @@ pub enum CheckError {
          blocked until the data or the column is corrected"
     )]
     Overflow { column: String },
-    #[error(
-        "{count} delete files apply to what snapshot {snapshot} of {table} holds in the scope; this release \
-         does not read them: compact those partitions first"
-    )]
-    DeleteFiles { table: TableName, snapshot: SnapshotId, count: usize },
     #[error("snapshot {0} is not in the table's metadata; stage the train again")]
     UnknownSnapshot(SnapshotId),
     #[error("the query of the check is not usable: {0}")]

@@ -180,7 +180,7 @@ impl ExecutionPlan for FilesScan {
         let rows = futures::stream::iter(files)
             .map(move |file| {
                 let schema = Arc::clone(&out);
-                let batches = reader.read(&file.file, &real, &counters).map_err(external)?;
+                let batches = reader.read(&file, &real, &counters).map_err(external)?;
                 Ok::<_, DataFusionError>(batches.map(move |batch| {
                     with_origin(&batch.map_err(external)?, &schema, origin_at, file.origin)
                 }))
@@ -189,7 +189,7 @@ impl ExecutionPlan for FilesScan {
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))
     }
 
-    /// Row counts are those of the manifests. Told as inexact: a plan may be chosen by them, a result
+    /// Row counts are those of the manifests, with deleted rows. Told as inexact: a plan may be chosen by them, a result
     /// must come from the rows.
     fn partition_statistics(&self, partition: Option<usize>) -> DataFusionResult<Statistics> {
         let groups = match partition {

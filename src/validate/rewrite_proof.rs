@@ -1,9 +1,10 @@
 //! Does a snapshot only rewrite rows? Proved by content (rule C5).
 //!
-//! The multiset of live rows in the removed files must equal that of the added files, under the table's
-//! current schema. A row is hashed over all its columns as stored: not-a-number, minus zero and nulls keep
-//! their own bits. The hashes of a file's rows are added modulo 2^128, so order and file boundaries do not
-//! matter; sums are kept by path, since a file never changes.
+//! The multiset of rows that are live only before the snapshot must equal that of the rows that are live only
+//! after it, under the table's current schema. Whole files count with what is deleted in them, and files that
+//! stay with the rows that a delete file took or gave back. A row is hashed over all its columns as stored:
+//! not-a-number, minus zero and nulls keep their own bits. The hashes of a file's rows are added modulo 2^128,
+//! so order and file boundaries do not matter; sums are kept by path and deletes, since neither ever changes.
 //!
 //! Equal counts prove nothing: a copy-on-write update has them. Unequal counts disprove it without reading.
 
@@ -22,8 +23,8 @@ use sha2::{Digest as _, Sha256};
 use super::CheckError;
 use super::session::Engine;
 use crate::table::loaded::LoadedTable;
-use crate::table::manifests::LiveFile;
-use crate::table::scan::{RowReader, ScanCounters};
+use crate::table::manifests::LiveFiles;
+use crate::table::scan::{RowReader, ScanCounters, ScanFile, row_difference};
 
 /// Files whose sums are kept, about 200 bytes each.
 pub const CACHED_FILES: usize = 100_000;
@@ -51,7 +52,8 @@ impl RowsHash {
     }
 }
 
-type FileKey = (Arc<str>, SchemaId);
+/// A file, what is read of it, and as which schema.
+type FileKey = (Arc<str>, Arc<str>, SchemaId);
 
 /// First in, first out: the files of one compaction are asked for within seconds of each other.
 #[derive(Debug, Default)]
@@ -78,45 +80,69 @@ impl RewriteProver {
         Self { engine, cache: Mutex::default() }
     }
 
-    /// `Content` when the rows of `removed` and of `added` are proved to be the same; `None` when they
-    /// are not, or when nothing can be proved because delete files apply (`delete_files`: how many the
-    /// snapshot adds, removes, or meets in the partitions concerned). An error proves nothing either.
+    /// `Content` when the live rows of `before` and of `after` are proved to be the same; `None` when they are
+    /// not. An error proves nothing. Both sides are asked for in the same scope: every partition in which the
+    /// snapshot added or removed a data or delete file.
     pub async fn prove(
         &self,
         table: &LoadedTable,
-        removed: &[LiveFile],
-        added: &[LiveFile],
-        delete_files: usize,
+        before: LiveFiles,
+        after: LiveFiles,
     ) -> Result<RewriteProof, CheckError> {
-        if delete_files > 0 || records(removed) != records(added) {
+        let difference = row_difference(before, after)?;
+        let reader = Arc::new(RowReader::new(table, table.facts.current_schema_id)?);
+        let counters = Arc::new(ScanCounters::default());
+        let removed = count_unread(&reader, &difference.removed, &counters).await?;
+        let added = count_unread(&reader, &difference.added, &counters).await?;
+        if removed.zip(added).is_some_and(|(removed, added)| removed != added) {
             return Ok(RewriteProof::None);
         }
-        let reader = Arc::new(RowReader::new(table, table.facts.current_schema_id)?);
-        let before = self.hash(&reader, removed).await?;
-        let after = self.hash(&reader, added).await?;
+        let before = self.hash(&reader, &difference.removed).await?;
+        let after = self.hash(&reader, &difference.added).await?;
         Ok(if before == after { RewriteProof::Content } else { RewriteProof::None })
     }
 
-    async fn hash(&self, reader: &Arc<RowReader>, files: &[LiveFile]) -> Result<RowsHash, CheckError> {
+    /// Have both sides as many live rows? What a trusted rewriter is held to (rule C5).
+    pub async fn equal_counts(
+        &self,
+        table: &LoadedTable,
+        before: LiveFiles,
+        after: LiveFiles,
+    ) -> Result<bool, CheckError> {
+        let difference = row_difference(before, after)?;
+        let reader = Arc::new(RowReader::new(table, table.facts.current_schema_id)?);
+        let work = async move {
+            let counters = Arc::new(ScanCounters::default());
+            let mut rows = [0_u64; 2];
+            for (files, sum) in [&difference.removed, &difference.added].into_iter().zip(&mut rows) {
+                for file in files {
+                    *sum += reader.count(file, &counters).await?;
+                }
+            }
+            Ok(rows[0] == rows[1])
+        };
+        self.engine.run(PROOF_TIME_BOUND, work).await
+    }
+
+    async fn hash(&self, reader: &Arc<RowReader>, files: &[ScanFile]) -> Result<RowsHash, CheckError> {
         let mut total = RowsHash::default();
         let mut missing = Vec::new();
         for file in files {
-            match self.cached(&(Arc::clone(&file.fact.path), reader.schema_id())) {
+            let key = key_of(file, reader.schema_id());
+            match self.cached(&key) {
                 Some(hash) => total.add(hash),
-                None => missing.push(file.clone()),
+                None => missing.push((key, file.clone())),
             }
         }
         let mut hashed = futures::stream::iter(missing)
-            .map(|file| {
-                let path = Arc::clone(&file.fact.path);
+            .map(|(key, file)| {
                 let work = self.engine.run(PROOF_TIME_BOUND, hash_file(Arc::clone(reader), file));
-                async move { work.await.map(|hash| (path, hash)) }
+                async move { work.await.map(|hash| (key, hash)) }
             })
             .buffer_unordered(self.engine.parallelism());
-        while let Some((path, hash)) = hashed.try_next().await? {
+        while let Some((key, hash)) = hashed.try_next().await? {
             total.add(hash);
-            let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-            cache.put((path, reader.schema_id()), hash);
+            self.cache.lock().unwrap_or_else(PoisonError::into_inner).put(key, hash);
         }
         Ok(total)
     }
@@ -126,11 +152,27 @@ impl RewriteProver {
     }
 }
 
-fn records(files: &[LiveFile]) -> i64 {
-    files.iter().map(|file| file.fact.records).sum()
+fn key_of(file: &ScanFile, schema: SchemaId) -> FileKey {
+    (Arc::clone(&file.file.fact.path), file.rows.name(file.file.sequence_number), schema)
 }
 
-async fn hash_file(reader: Arc<RowReader>, file: LiveFile) -> Result<RowsHash, CheckError> {
+/// Rows of the files, when that can be told without reading them.
+async fn count_unread(
+    reader: &RowReader,
+    files: &[ScanFile],
+    counters: &Arc<ScanCounters>,
+) -> Result<Option<u64>, CheckError> {
+    let mut rows = 0;
+    for file in files {
+        match reader.count_unread(file, counters).await? {
+            Some(count) => rows += count,
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(rows))
+}
+
+async fn hash_file(reader: Arc<RowReader>, file: ScanFile) -> Result<RowsHash, CheckError> {
     let columns: Vec<usize> = (0..reader.arrow_schema().fields().len()).collect();
     let converter = converter(reader.arrow_schema())?;
     let mut batches = reader.read(&file, &columns, &Arc::new(ScanCounters::default()))?;

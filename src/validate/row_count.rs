@@ -1,14 +1,15 @@
 //! `row-count`: rows of the touched partitions, their growth, and rows that the request adds.
 //!
-//! Rows are the record counts of live data files in the manifests, never summary totals (case O16); with
-//! delete files in scope the check could not run before it got here. Bounds are absolute: `no-worse` has
+//! Rows are the record counts of live data files in the manifests, never summary totals (case O16), less what
+//! delete files take away. Bounds are absolute: `no-worse` has
 //! no meaning for them, growth compares with the base where that is wanted.
 
 use mergeberg_kernel::evidence::Violation;
 use mergeberg_kernel::reason::ReasonCode;
 
+use super::CheckError;
 use super::finding::Finding;
-use super::subject::{ADDED, Origins, REMOVED, Subject};
+use super::subject::{ADDED, KEPT, Origins, REMOVED, Subject};
 
 pub struct Bounds {
     pub min: Option<u64>,
@@ -26,13 +27,11 @@ struct Counts {
     added: u64,
 }
 
-pub fn run(subject: &Subject, bounds: &Bounds) -> Finding {
-    let counts = Counts {
-        rows: subject.records(|origin| origin != REMOVED),
-        base: subject.records(|origin| origin != ADDED),
-        added: subject.records(|origin| origin == ADDED),
-    };
-    let broken = broken(&counts, bounds);
+pub async fn run(subject: Subject, bounds: Bounds, parallelism: usize) -> Result<Finding, CheckError> {
+    let live = subject.live_counts(parallelism).await?;
+    let of = |origin: i32| live.get(&origin).copied().unwrap_or_default();
+    let counts = Counts { rows: of(KEPT) + of(ADDED), base: of(KEPT) + of(REMOVED), added: of(ADDED) };
+    let broken = broken(&counts, &bounds);
     let requests = match &subject.origins {
         Origins::Change { request } => vec![*request],
         Origins::Cars { requests, .. } => requests.clone(),
@@ -52,7 +51,7 @@ pub fn run(subject: &Subject, bounds: &Bounds) -> Finding {
     } else {
         vec![Violation { requests, with_base: false, count: broken.len() as u64, sample: broken }]
     };
-    Finding::of(ReasonCode::RowCount, scope, measured, violations)
+    Ok(Finding::of(ReasonCode::RowCount, scope, measured, violations))
 }
 
 /// Candidate rows divided by base rows; `None` where the base has none.

@@ -21,7 +21,7 @@ use super::CheckError;
 use super::finding::{Finding, SAMPLE_KEYS, key_text};
 use super::provider::FilesTable;
 use super::session::Engine;
-use super::subject::{KEPT, Relation, live_data};
+use super::subject::{Relation, rows_at};
 use super::train::TrainView;
 use crate::table::manifests::FileScope;
 use crate::table::scan::{RowReader, ScanCounters, ScanFile};
@@ -61,10 +61,9 @@ impl Relations {
                 _ => (car.parent, FileScope::Table),
             };
             let files = match snapshot {
-                Some(id) => live_data(view.store, view.table, view.snapshot(id)?, &scope).await?,
+                Some(id) => rows_at(view.store, view.table, view.snapshot(id)?, &scope).await?,
                 None => Vec::new(),
             };
-            let files = files.into_iter().map(|file| ScanFile { file, origin: KEPT }).collect();
             tables.push((name, files));
         }
         let reader = Arc::new(RowReader::new(view.table, view.facts().current_schema_id)?);

@@ -1,9 +1,10 @@
 //! What a check reads: files of the candidate and of what it is compared with, told apart by origin.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::{DataType, SchemaRef};
+use futures::{StreamExt, TryStreamExt};
 use mergeberg_kernel::ids::{RequestId, SnapshotId, TableName};
 use mergeberg_kernel::lineage::SnapshotFact;
 use mergeberg_kernel::partition::Partition;
@@ -14,14 +15,15 @@ use super::provider::FilesTable;
 use super::session::Engine;
 use super::train::{CarView, TrainView, partitions_text};
 use crate::table::loaded::LoadedTable;
-use crate::table::manifests::{FileScope, LiveFile, ManifestStore};
-use crate::table::scan::{RowReader, ScanCounters, ScanFile};
+use crate::table::manifests::{FileScope, LiveFiles, ManifestStore};
+use crate::table::scan::{RowDifference, RowReader, ScanCounters, ScanFile, live_rows, row_difference};
 
-/// Origin of files that the candidate and what it is compared with both hold.
+/// Origin of rows that the candidate and what it is compared with both hold.
 pub const KEPT: i32 = 0;
-/// Origin, when one car is looked at: files that the car added.
+/// Origin, when one car is looked at: rows that the car added.
 pub const ADDED: i32 = 1;
-/// Origin, when one car is looked at: files that the car removed. They are not part of the candidate.
+/// Origin, when one car is looked at: rows that the car removed, with their file or by a delete file. They
+/// are not part of the candidate.
 pub const REMOVED: i32 = 2;
 
 /// How the candidate is looked at.
@@ -83,15 +85,15 @@ impl Subject {
                 (FileScope::Partitions(touched), text)
             }
         };
-        let live = live_data(view.store, view.table, view.snapshot(candidate)?, &scope).await?;
+        let live = view.store.live_files(view.table, view.snapshot(candidate)?, &scope).await?;
         let (origins, files) = match relation {
-            Relation::Appends { cars } => appends(view.cars, cars, live),
+            Relation::Appends { cars } => appends(view.cars, cars, live_rows(live)?),
             Relation::Change { car } => {
                 let before = match car.parent {
-                    None => Vec::new(),
-                    Some(parent) => live_data(view.store, view.table, view.snapshot(parent)?, &scope).await?,
+                    None => LiveFiles::default(),
+                    Some(parent) => view.store.live_files(view.table, view.snapshot(parent)?, &scope).await?,
                 };
-                (Origins::Change { request: car.request }, change(live, before))
+                (Origins::Change { request: car.request }, change(row_difference(before, live)?))
             }
         };
         let reader = Arc::new(RowReader::new(view.table, view.facts().current_schema_id)?);
@@ -115,11 +117,25 @@ impl Subject {
             .with_origin()
     }
 
-    /// Rows of files, by origin, as the manifests count them.
+    /// Rows of files, by origin, as the manifests count them, deleted ones among them: how many may be read.
     pub fn records(&self, wanted: impl Fn(i32) -> bool) -> u64 {
         let records: i64 =
             self.files.iter().filter(|file| wanted(file.origin)).map(|file| file.file.fact.records).sum();
         u64::try_from(records).unwrap_or_default()
+    }
+
+    /// Live rows by origin. Files are read only where equality deletes decide.
+    pub async fn live_counts(&self, parallelism: usize) -> Result<BTreeMap<i32, u64>, CheckError> {
+        let mut counted = futures::stream::iter(self.files.clone())
+            .map(|file| async move {
+                Ok::<_, CheckError>((file.origin, self.reader.count(&file, &self.counters).await?))
+            })
+            .buffer_unordered(parallelism.max(1));
+        let mut counts = BTreeMap::new();
+        while let Some((origin, rows)) = counted.try_next().await? {
+            *counts.entry(origin).or_default() += rows;
+        }
+        Ok(counts)
     }
 
     pub fn schema(&self) -> &SchemaRef {
@@ -145,7 +161,7 @@ impl Subject {
 }
 
 /// Every live file belongs to the car whose candidate added it, or to the base.
-fn appends(all: &[CarView], cars: &[usize], live: Vec<LiveFile>) -> (Origins, Vec<ScanFile>) {
+fn appends(all: &[CarView], cars: &[usize], live: Vec<ScanFile>) -> (Origins, Vec<ScanFile>) {
     let mut origin_of: HashMap<SnapshotId, i32> = HashMap::new();
     for (car, origin) in all.iter().zip(1..) {
         for candidate in &car.candidates {
@@ -154,7 +170,10 @@ fn appends(all: &[CarView], cars: &[usize], live: Vec<LiveFile>) -> (Origins, Ve
     }
     let files = live
         .into_iter()
-        .map(|file| ScanFile { origin: origin_of.get(&file.added_by).copied().unwrap_or(KEPT), file })
+        .map(|file| {
+            let origin = origin_of.get(&file.file.added_by).copied().unwrap_or(KEPT);
+            file.with_origin(origin)
+        })
         .collect();
     let origins = Origins::Cars {
         requests: all.iter().map(|car| car.request).collect(),
@@ -163,39 +182,21 @@ fn appends(all: &[CarView], cars: &[usize], live: Vec<LiveFile>) -> (Origins, Ve
     (origins, files)
 }
 
-/// Files of both sides by path: each path is live once (rule D6).
-fn change(after: Vec<LiveFile>, before: Vec<LiveFile>) -> Vec<ScanFile> {
-    let paths_before: HashSet<Arc<str>> = before.iter().map(|f| Arc::clone(&f.fact.path)).collect();
-    let paths_after: HashSet<Arc<str>> = after.iter().map(|f| Arc::clone(&f.fact.path)).collect();
-    let mut files = Vec::with_capacity(after.len());
-    for file in after {
-        let origin = if paths_before.contains(&file.fact.path) { KEPT } else { ADDED };
-        files.push(ScanFile { file, origin });
-    }
-    for file in before {
-        if !paths_after.contains(&file.fact.path) {
-            files.push(ScanFile { file, origin: REMOVED });
-        }
-    }
-    files
+/// Rows of both sides by where they are live.
+fn change(difference: RowDifference) -> Vec<ScanFile> {
+    let RowDifference { kept, added, removed } = difference;
+    let of = |files: Vec<ScanFile>, origin: i32| files.into_iter().map(move |file| file.with_origin(origin));
+    of(kept, KEPT).chain(of(added, ADDED)).chain(of(removed, REMOVED)).collect()
 }
 
-/// Live data files of a snapshot in a scope; delete files in it make a check impossible.
-pub async fn live_data(
+/// Live rows of a snapshot in a scope.
+pub async fn rows_at(
     store: &ManifestStore,
     table: &LoadedTable,
     snapshot: &SnapshotFact,
     scope: &FileScope,
-) -> Result<Vec<LiveFile>, CheckError> {
-    let live = store.live_files(table, snapshot, scope).await?;
-    if !live.deletes.is_empty() {
-        return Err(CheckError::DeleteFiles {
-            table: table.facts.name.clone(),
-            snapshot: snapshot.id,
-            count: live.deletes.len(),
-        });
-    }
-    Ok(live.data)
+) -> Result<Vec<ScanFile>, CheckError> {
+    Ok(live_rows(store.live_files(table, snapshot, scope).await?)?)
 }
 
 /// Another table at the head that the check is pinned to.
@@ -235,12 +236,12 @@ impl TrainView<'_> {
         counters: &Arc<ScanCounters>,
     ) -> Result<PinnedTable, CheckError> {
         let (table, snapshot) = self.tables.resolve(name).await?;
-        let live = live_data(self.store, &table, &snapshot, &FileScope::Table).await?;
+        let files = rows_at(self.store, &table, &snapshot, &FileScope::Table).await?;
         Ok(PinnedTable {
             name: name.clone(),
             snapshot: snapshot.id,
             reader: Arc::new(RowReader::new(&table, table.facts.current_schema_id)?),
-            files: live.into_iter().map(|file| ScanFile { file, origin: KEPT }).collect(),
+            files,
             counters: Arc::clone(counters),
         })
     }

@@ -1,6 +1,7 @@
 //! Checks on a small real table: build snapshots, run one check, compare the evidence.
 
 mod builtin;
+mod deletes;
 mod duplicate_key;
 mod reconciliation;
 mod rewrite_proof;

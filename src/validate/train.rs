@@ -192,7 +192,8 @@ impl Validator {
                 let bounds = row_count::Bounds { min, max, min_growth, max_growth, min_added, max_added };
                 let subject =
                     Subject::gather(view, candidate, relation, Scope::TouchedPartitions, counters).await?;
-                Ok(row_count::run(&subject, &bounds))
+                let work = row_count::run(subject, bounds, engine.parallelism());
+                engine.run(CHECK_TIME_BOUND, work).await
             }
             CheckKind::Reconciliation { mode, upstream, by, count, sums, absolute, relative } => {
                 let subject =

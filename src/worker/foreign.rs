@@ -4,7 +4,6 @@
 //! head that the queue knew is rewound: the lane is held until an operator adopts the new head.
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
 
 use mergeberg_kernel::change::{ChangeSet, RewriteProof};
 use mergeberg_kernel::ids::SnapshotId;
@@ -15,7 +14,7 @@ use super::context::{Lane, Worker};
 use super::error::WorkerError;
 use crate::ledger::{ForeignKind, ForeignRow};
 use crate::table::loaded::LoadedTable;
-use crate::table::manifests::{FileScope, LiveFile};
+use crate::table::manifests::FileScope;
 use crate::validate::CheckError;
 
 /// Where the target stands against what the queue knew.
@@ -117,11 +116,8 @@ impl Worker {
         change: &ChangeSet,
         policy: &TablePolicy,
     ) -> Result<RewriteProof, WorkerError> {
-        if change.added.is_empty()
-            || change.removed.is_empty()
-            || change.has_delete_files()
-            || change.added_rows() != change.removed_rows()
-        {
+        let replaces_files = !change.added.is_empty() && !change.removed.is_empty();
+        if !replaces_files && !change.has_delete_files() {
             return Ok(RewriteProof::None);
         }
         if let Some(known) = self.proof(snapshot.id) {
@@ -132,42 +128,37 @@ impl Worker {
                 .trusted_rewriters
                 .iter()
                 .any(|name| [ENGINE_NAME, APP_ID].iter().any(|key| snapshot.summary.get(*key) == Some(name)));
-        let proof = if trusted {
-            RewriteProof::TrustedPrincipal
-        } else {
-            match self.prove_by_content(table, snapshot, change).await {
-                Ok(proof) => proof,
-                Err(error) => {
-                    // Unproved is a data change: the stricter answer. Not remembered, so that it is tried again.
-                    tracing::warn!(snapshot = %snapshot.id, "a rewrite could not be proved: {error}");
-                    return Ok(RewriteProof::None);
-                }
+        let proof = match self.prove(table, snapshot, change, trusted).await {
+            Ok(proof) => proof,
+            Err(error) => {
+                // Unproved is a data change: the stricter answer. Not remembered, so that it is tried again.
+                tracing::warn!(snapshot = %snapshot.id, "a rewrite could not be proved: {error}");
+                return Ok(RewriteProof::None);
             }
         };
         self.remember_proof(snapshot.id, proof);
         Ok(proof)
     }
 
-    async fn prove_by_content(
+    async fn prove(
         &self,
         table: &LoadedTable,
         snapshot: &SnapshotFact,
         change: &ChangeSet,
+        trusted: bool,
     ) -> Result<RewriteProof, CheckError> {
         let Some(parent) = snapshot.parent.and_then(|id| table.facts.snapshots.get(id)) else {
             return Ok(RewriteProof::None);
         };
-        let added = self.store.added_files(table, snapshot).await?;
-        let paths: HashSet<&str> = change.removed.iter().map(|f| f.path.as_ref()).collect();
-        let partitions: BTreeSet<_> = change.removed.iter().map(|f| Arc::clone(&f.partition)).collect();
+        let partitions: BTreeSet<_> = change.partitions().cloned().collect();
         let scope = FileScope::Partitions(partitions.into_iter().collect());
-        let live = self.store.live_files(table, parent, &scope).await?;
-        let removed: Vec<LiveFile> =
-            live.data.into_iter().filter(|f| paths.contains(f.fact.path.as_ref())).collect();
-        if removed.len() != paths.len() {
-            return Ok(RewriteProof::None);
+        let before = self.store.live_files(table, parent, &scope).await?;
+        let after = self.store.live_files(table, snapshot, &scope).await?;
+        if !trusted {
+            return self.prover.prove(table, before, after).await;
         }
-        self.prover.prove(table, &removed, &added, live.deletes.len()).await
+        let equal = self.prover.equal_counts(table, before, after).await?;
+        Ok(if equal { RewriteProof::TrustedPrincipal } else { RewriteProof::None })
     }
 }
 

@@ -114,9 +114,9 @@ impl OwnChanges {
             let live = LiveFile {
                 fact: file.fact.clone(),
                 added_by: change.id,
-                // Numbered when the train is written; without delete files nothing asks for it before.
-                sequence_number: 0,
-                file_sequence_number: 0,
+                // Numbered when the train is written: newer than every delete file of the target.
+                sequence_number: i64::MAX,
+                file_sequence_number: i64::MAX,
                 file: Arc::clone(&file.file),
                 spec_id: file.spec_id,
             };
@@ -180,7 +180,8 @@ impl Worker {
                 let candidates = facts.snapshots.after(gathered.head, car.pinned).unwrap_or_default();
                 chain_start = facts.snapshots.get(car.pinned);
                 let touched = mergeberg_kernel::classify::touched(&car.classification.units);
-                let only_adds = car.classification.units.iter().all(|u| u.removed().next().is_none());
+                let only_adds = changes_of(&car.classification.units)
+                    .all(|change| change.removed.is_empty() && !change.has_delete_files());
                 staged.push(StagedCar {
                     parent: gathered.head,
                     candidates,
@@ -330,6 +331,7 @@ impl Worker {
             };
             let added = self.store.added_files(&gathered.table, source).await?;
             prepared.touched.extend(change.partitions().cloned());
+            prepared.only_adds &= !change.has_delete_files();
             prepared.push(SnapshotChange {
                 id: self.fresh_id(gathered, taken_ids),
                 label: change.label.clone(),

@@ -1,5 +1,5 @@
 use super::*;
-use crate::table::manifests::LiveFile;
+use crate::table::manifests::{LiveFile, LiveFiles};
 use crate::table::test_orders::{Order, order, orders};
 use crate::validate::RewriteProver;
 use mergeberg_kernel::change::RewriteProof;
@@ -14,6 +14,20 @@ async fn files(lab: &mut OrdersLab, rows: &[Order]) -> Vec<LiveFile> {
     lab.live(snapshot).await
 }
 
+/// Data files without any delete file.
+fn plain(data: &[LiveFile]) -> LiveFiles {
+    LiveFiles { data: data.to_vec(), deletes: Vec::new() }
+}
+
+async fn prove(
+    prover: &RewriteProver,
+    lab: &OrdersLab,
+    removed: &[LiveFile],
+    added: &[LiveFile],
+) -> Result<RewriteProof, crate::validate::CheckError> {
+    prover.prove(&lab.table, plain(removed), plain(added)).await
+}
+
 #[tokio::test]
 async fn order_and_file_boundaries_do_not_matter() {
     let mut lab = OrdersLab::new().await;
@@ -21,16 +35,15 @@ async fn order_and_file_boundaries_do_not_matter() {
     removed.extend(files(&mut lab, &orders(1, &[3, 3])).await);
     let added = files(&mut lab, &orders(1, &[3, 2, 3, 1])).await;
     let prover = prover();
-    assert_eq!(prover.prove(&lab.table, &removed, &added, 0).await.unwrap(), RewriteProof::Content);
-    assert_eq!(prover.prove(&lab.table, &removed, &added, 1).await.unwrap(), RewriteProof::None);
+    assert_eq!(prove(&prover, &lab, &removed, &added).await.unwrap(), RewriteProof::Content);
 
     // From memory: the files are not read again.
     for file in removed.iter().chain(&added) {
         lab.table.file_io.delete(&file.fact.path).await.unwrap();
     }
-    assert_eq!(prover.prove(&lab.table, &removed, &added, 0).await.unwrap(), RewriteProof::Content);
+    assert_eq!(prove(&prover, &lab, &removed, &added).await.unwrap(), RewriteProof::Content);
     let fresh = self::prover();
-    assert!(fresh.prove(&lab.table, &removed, &added, 0).await.is_err());
+    assert!(prove(&fresh, &lab, &removed, &added).await.is_err());
 }
 
 #[tokio::test]
@@ -46,7 +59,7 @@ async fn equal_counts_alone_prove_nothing() {
         with(order(1)),
     ] {
         let added = files(&mut lab, &changed).await;
-        let proof = prover().prove(&lab.table, &removed, &added, 0).await.unwrap();
+        let proof = prove(&prover(), &lab, &removed, &added).await.unwrap();
         assert_eq!(proof, RewriteProof::None, "{changed:?}");
     }
 }
@@ -56,7 +69,7 @@ async fn rows_that_cancel_as_multisets_are_told_apart() {
     let mut lab = OrdersLab::new().await;
     let removed = files(&mut lab, &orders(1, &[1, 1, 2])).await;
     let added = files(&mut lab, &orders(1, &[1, 2, 2])).await;
-    assert_eq!(prover().prove(&lab.table, &removed, &added, 0).await.unwrap(), RewriteProof::None);
+    assert_eq!(prove(&prover(), &lab, &removed, &added).await.unwrap(), RewriteProof::None);
 }
 
 #[tokio::test]
@@ -68,8 +81,8 @@ async fn values_count_as_stored() {
     let nan = files(&mut lab, &amount(f64::NAN)).await;
     let nan_again = files(&mut lab, &amount(f64::NAN)).await;
     let prover = prover();
-    assert_eq!(prover.prove(&lab.table, &zero, &minus_zero, 0).await.unwrap(), RewriteProof::None);
-    assert_eq!(prover.prove(&lab.table, &nan, &nan_again, 0).await.unwrap(), RewriteProof::Content);
+    assert_eq!(prove(&prover, &lab, &zero, &minus_zero).await.unwrap(), RewriteProof::None);
+    assert_eq!(prove(&prover, &lab, &nan, &nan_again).await.unwrap(), RewriteProof::Content);
 }
 
 #[tokio::test]
@@ -78,5 +91,5 @@ async fn different_counts_are_rejected_without_reading() {
     let removed = files(&mut lab, &orders(1, &[1])).await;
     let added = files(&mut lab, &orders(1, &[1, 1])).await;
     lab.table.file_io.delete(&removed[0].fact.path).await.unwrap();
-    assert_eq!(prover().prove(&lab.table, &removed, &added, 0).await.unwrap(), RewriteProof::None);
+    assert_eq!(prove(&prover(), &lab, &removed, &added).await.unwrap(), RewriteProof::None);
 }

@@ -96,32 +96,6 @@ async fn e5_a_minimum_guards_an_empty_publish() {
 }
 
 #[tokio::test]
-async fn delete_files_in_scope_make_every_check_impossible() {
-    let mut lab = OrdersLab::new().await;
-    let base = lab.snapshot(None, &[orders(1, &[1, 1]), orders(2, &[2])].concat(), &[]).await;
-    let deletes = lab.delete_snapshot(base, 1).await;
-    let a = lab.snapshot(Some(deletes), &[orders(1, &[3])].concat(), &[]).await;
-    let day_1 = [car(&lab, 11, Some(deletes), &[a]).await];
-    let b = lab.snapshot(Some(deletes), &orders(2, &[4]), &[]).await;
-    let day_2 = [car(&lab, 12, Some(deletes), &[b]).await];
-
-    for check in [
-        "type = \"duplicate-key\"\ncolumns = [\"order_id\"]",
-        "type = \"not-null\"\ncolumns = [\"order_id\"]",
-        "type = \"row-count\"\nmax = 100",
-        &sql("SELECT 1 FROM touched WHERE false"),
-    ] {
-        let evidence = run(&lab, &day_1, check).await;
-        assert!(could_not_run(&evidence).contains("1 delete files"), "{check}: {evidence:?}");
-        // They do not reach other partitions.
-        assert_eq!(run(&lab, &day_2, check).await.result, CheckResult::Passed, "{check}");
-    }
-    // The car that brings them, compared with its parent.
-    let cars = [car(&lab, 13, Some(base), &[deletes]).await];
-    could_not_run(&run(&lab, &cars, "type = \"row-count\"\nmax = 100").await);
-}
-
-#[tokio::test]
 async fn a_check_that_does_not_fit_into_memory_spills_or_could_not_run() {
     let mut lab = OrdersLab::new().await;
     let ids: Vec<i64> = (0..120_000).collect();

@@ -23,7 +23,7 @@ use mergeberg::table::catalog::Catalog;
 use mergeberg::table::create::TableDefinition;
 use mergeberg::table::loaded::LoadedTable;
 use mergeberg::table::manifests::{FileScope, ManifestStore};
-use mergeberg::table::scan::{RowReader, ScanCounters};
+use mergeberg::table::scan::{RowReader, ScanCounters, live_rows};
 use mergeberg::table::sql_catalog::SqlCatalog;
 use mergeberg::validate::Engine;
 use mergeberg::worker::context::Worker;
@@ -302,16 +302,15 @@ impl House {
         let snapshot = table.facts.snapshots.get(id).unwrap();
         // A store of its own: what is read is what is on disk.
         let live = ManifestStore::new(64 << 20).live_files(table, snapshot, &FileScope::Table).await.unwrap();
-        assert!(live.deletes.is_empty());
         let reader = RowReader::new(table, table.facts.current_schema_id).unwrap();
         let counters = Arc::new(ScanCounters::default());
         let mut files = BTreeMap::new();
-        for file in &live.data {
+        for file in &live_rows(live).unwrap() {
             let stream = reader.read(file, &[0, 1, 2, 3], &counters).unwrap();
             let batches = stream.try_collect::<Vec<_>>().await.unwrap();
             let rows = batches.iter().flat_map(orders_of).collect();
-            let before = files.insert(Arc::clone(&file.fact.path), rows);
-            assert!(before.is_none(), "{} is live twice", file.fact.path);
+            let before = files.insert(Arc::clone(&file.file.fact.path), rows);
+            assert!(before.is_none(), "{} is live twice", file.file.fact.path);
         }
         files
     }

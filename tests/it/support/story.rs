@@ -17,7 +17,7 @@ use mergeberg::ledger::{Enqueued, EvidenceRow};
 use mergeberg::table::branch_writer::{BranchWrite, Removal};
 use mergeberg::table::catalog::{Catalog, CommitOutcome};
 use mergeberg::table::manifests::{FileScope, ManifestStore};
-use mergeberg::table::scan::{RowReader, ScanCounters};
+use mergeberg::table::scan::{RowReader, ScanCounters, live_rows};
 use mergeberg::table::snapshot_writer::{AddedFile, SnapshotChange, SnapshotWriter, new_snapshot_id};
 use mergeberg::table::sql_catalog::CommitHook;
 use mergeberg::worker::context::Worker;
@@ -275,7 +275,7 @@ impl House {
         let columns: Vec<usize> = (0..reader.arrow_schema().fields().len()).collect();
         let counters = Arc::new(ScanCounters::default());
         let mut rows = Vec::new();
-        for file in &live.data {
+        for file in &live_rows(live).unwrap() {
             let stream = reader.read(file, &columns, &counters).unwrap();
             for batch in stream.try_collect::<Vec<_>>().await.unwrap() {
                 for row in 0..batch.num_rows() {

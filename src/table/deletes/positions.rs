@@ -1,0 +1,141 @@
+//! Position-delete files of format v2 (table spec, "Position Delete Files").
+//!
+//! Each row names a data file and a row of it. One file may speak of many data files; a column `row` with the
+//! deleted rows themselves may follow, which nothing here needs.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use datafusion::arrow::array::{Array, ArrayRef, AsArray};
+use datafusion::arrow::compute::cast;
+use datafusion::arrow::datatypes::{DataType, Int64Type};
+use iceberg::io::FileIO;
+use iceberg::metadata_columns::{
+    RESERVED_COL_NAME_DELETE_FILE_PATH, RESERVED_COL_NAME_DELETE_FILE_POS,
+    RESERVED_FIELD_ID_DELETE_FILE_PATH, RESERVED_FIELD_ID_DELETE_FILE_POS,
+};
+use iceberg::spec::DataFile;
+use roaring::RoaringTreemap;
+
+use super::super::error::TableError;
+use super::super::manifests::on_blocking_thread;
+use super::super::scan_file::ScanCounters;
+use super::parquet_columns::{Columns, Wanted, read_whole};
+
+/// Largest decoded position-delete file, in bytes.
+pub const MAX_POSITIONS_BYTES: usize = 256 * 1024 * 1024;
+/// Rows after which the memory of what was decoded is looked at again.
+const ROWS_BETWEEN_LOOKS: u64 = 1 << 20;
+/// Memory of a data file's entry beside its path and positions, in bytes.
+const PATH_BYTES: usize = 100;
+
+/// Deleted positions by data file.
+#[derive(Debug, Default)]
+pub struct Positions {
+    by_path: HashMap<Arc<str>, RoaringTreemap>,
+}
+
+impl Positions {
+    /// A deletion vector: positions of one data file.
+    pub(super) fn of_one(data_file: &Arc<str>, positions: RoaringTreemap) -> Self {
+        Self { by_path: HashMap::from([(Arc::clone(data_file), positions)]) }
+    }
+
+    /// `None`: the file deletes nothing of that data file.
+    pub fn of(&self, data_file: &str) -> Option<&RoaringTreemap> {
+        self.by_path.get(data_file)
+    }
+
+    /// The data files that it deletes rows of (rule C6).
+    pub fn data_files(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.by_path.keys()
+    }
+
+    /// Estimated memory, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.by_path.iter().map(|(path, set)| path.len() + PATH_BYTES + set.serialized_size()).sum()
+    }
+}
+
+/// Reads the file that a manifest entry describes; as many rows as the entry says, or an error.
+pub async fn read(
+    file_io: &FileIO,
+    entry: &DataFile,
+    counters: &ScanCounters,
+) -> Result<Positions, TableError> {
+    let path = entry.file_path();
+    let bytes = read_whole(file_io, entry, counters).await?;
+    let (rows, owned) = (entry.record_count(), path.to_owned());
+    on_blocking_thread(path, move || decode(&owned, bytes, rows)).await?
+}
+
+fn decode(path: &str, bytes: Bytes, expected_rows: u64) -> Result<Positions, TableError> {
+    let corrupt = |message: String| TableError::corrupt(path, message);
+    let wanted = [
+        Wanted { id: RESERVED_FIELD_ID_DELETE_FILE_PATH, name: Some(RESERVED_COL_NAME_DELETE_FILE_PATH) },
+        Wanted { id: RESERVED_FIELD_ID_DELETE_FILE_POS, name: Some(RESERVED_COL_NAME_DELETE_FILE_POS) },
+    ];
+    let mut found = Positions::default();
+    let (mut rows, mut next_look) = (0, ROWS_BETWEEN_LOOKS);
+    for columns in Columns::open(bytes, &wanted).map_err(corrupt)? {
+        let columns = columns.map_err(corrupt)?;
+        let [paths, positions] = columns.as_slice() else {
+            return Err(corrupt("it has no columns of positions".to_owned()));
+        };
+        rows += positions.len() as u64;
+        add(&mut found, paths, positions).map_err(corrupt)?;
+        if rows >= next_look {
+            next_look = rows + ROWS_BETWEEN_LOOKS;
+            bounded(path, &found)?;
+        }
+    }
+    if rows != expected_rows {
+        return Err(corrupt(format!("{rows} rows, but its manifest entry says {expected_rows}")));
+    }
+    bounded(path, &found)?;
+    Ok(found)
+}
+
+fn bounded(path: &str, found: &Positions) -> Result<(), TableError> {
+    if found.bytes() <= MAX_POSITIONS_BYTES {
+        return Ok(());
+    }
+    Err(TableError::Unsupported(format!(
+        "the positions of delete file {path} take more than {MAX_POSITIONS_BYTES} bytes; compact the \
+         partition that it belongs to"
+    )))
+}
+
+fn add(found: &mut Positions, paths: &ArrayRef, positions: &ArrayRef) -> Result<(), String> {
+    let paths = cast(paths, &DataType::Utf8).map_err(|e| format!("file_path is no text: {e}"))?;
+    let paths = paths.as_string_opt::<i32>().ok_or("file_path is no text")?;
+    if !matches!(positions.data_type(), DataType::Int64 | DataType::Int32) {
+        return Err(format!("pos is {}, not a long", positions.data_type()));
+    }
+    let positions = cast(positions, &DataType::Int64).map_err(|e| e.to_string())?;
+    let positions = positions.as_primitive_opt::<Int64Type>().ok_or("pos is no long")?;
+    if paths.null_count() > 0 || positions.null_count() > 0 {
+        return Err("a row does not say what it deletes".to_owned());
+    }
+    let mut from = 0;
+    while from < paths.len() {
+        // Files are sorted by path, so rows of one data file follow each other.
+        let path = paths.value(from);
+        let mut to = from + 1;
+        while to < paths.len() && paths.value(to) == path {
+            to += 1;
+        }
+        let set = match found.by_path.get_mut(path) {
+            Some(set) => set,
+            None => found.by_path.entry(Arc::from(path)).or_default(),
+        };
+        for at in from..to {
+            let position = u64::try_from(positions.value(at))
+                .map_err(|_| format!("{} is no row of {path}", positions.value(at)))?;
+            set.insert(position);
+        }
+        from = to;
+    }
+    Ok(())
+}
