@@ -14,6 +14,7 @@ mod cases_trains;
 mod claims;
 mod counts;
 mod crashes;
+mod deletes;
 mod demo;
 mod engines;
 mod oracle;

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.conversions import to_bytes
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import (
@@ -17,6 +18,7 @@ from pyiceberg.io.pyarrow import (
     schema_to_pyarrow,
 )
 from pyiceberg.manifest import (
+    DEFAULT_READ_VERSION,
     DataFile,
     DataFileContent,
     FileFormat,
@@ -145,6 +147,42 @@ def add_equality_deletes(
     return {"path": file.file_path}
 
 
+@operation("writes")
+def add_delete_file(
+    table: Table,
+    path: str,
+    data_file: str,
+    records: int,
+    offset: int | None = None,
+    length: int | None = None,
+    branch: str = MAIN,
+    snapshot_properties: dict[str, str] = {},
+) -> dict[str, Any]:
+    """Commits a file that another writer made, with positions of one live data file: Parquet, or with `offset` and
+    `length` a deletion vector, whose entry has the fields of format v3."""
+    spec_id, partition = _place_of(table, data_file, branch)
+    size = len(table.io.new_input(path))
+    common = {"content": DataFileContent.POSITION_DELETES, "file_path": path, "partition": partition}
+    common |= {"record_count": records, "file_size_in_bytes": size}
+    if offset is None:
+        bound = {FILE_PATH_ID: to_bytes(StringType(), data_file)}
+        file = DataFile.from_args(
+            file_format=FileFormat.PARQUET, lower_bounds=bound, upper_bounds=bound, **common
+        )
+    else:
+        file = DataFile.from_args(
+            _table_format_version=3,
+            file_format=FileFormat.PUFFIN,
+            referenced_data_file=data_file,
+            content_offset=offset,
+            content_size_in_bytes=length,
+            **common,
+        )
+    file.spec_id = spec_id
+    _commit(table, file, branch, snapshot_properties)
+    return {"path": path}
+
+
 def _place_of(table: Table, path: str, branch: str) -> tuple[int, Record]:
     snapshot = table.snapshot_by_name(branch)
     for manifest in snapshot.manifests(table.io) if snapshot else []:
@@ -199,6 +237,19 @@ class _DeleteManifestWriter(ManifestWriterV2):
         return {**super()._meta, "content": "deletes"}
 
 
+class _VectorManifestWriter(_DeleteManifestWriter):
+    """PyIceberg reads deletion vectors and has no writer for the manifests that name them."""
+
+    def new_writer(self) -> AvroOutputFile[ManifestEntry]:
+        return AvroOutputFile[ManifestEntry](
+            output_file=self._output_file,
+            file_schema=self._with_partition(3),
+            record_schema=self._with_partition(3),
+            schema_name="manifest_entry",
+            metadata=self._meta,
+        )
+
+
 class _RowDelta(_SnapshotProducer["_RowDelta"]):
     """A snapshot that adds delete files and carries everything else unchanged."""
 
@@ -214,10 +265,15 @@ class _RowDelta(_SnapshotProducer["_RowDelta"]):
         for file in self._added_data_files:
             output = self.new_manifest_output()
             spec = self.spec(file.spec_id)
-            with _DeleteManifestWriter(spec, self.schema(), output, self._snapshot_id, self._compression) as writer:
-                writer.add(
+            vector = file.file_format == FileFormat.PUFFIN
+            kind, version = (_VectorManifestWriter, 3) if vector else (_DeleteManifestWriter, DEFAULT_READ_VERSION)
+            with kind(spec, self.schema(), output, self._snapshot_id, self._compression) as writer:
+                writer.add_entry(
                     ManifestEntry.from_args(
-                        status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, data_file=file
+                        _table_format_version=version,
+                        status=ManifestEntryStatus.ADDED,
+                        snapshot_id=self._snapshot_id,
+                        data_file=file,
                     )
                 )
             added.append(writer.to_manifest_file())

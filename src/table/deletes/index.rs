@@ -156,6 +156,9 @@ fn key_of(partition: &Partition) -> PartitionKey {
     (partition.spec_id, partition.fields.iter().map(|field| field.value.clone()).collect())
 }
 
+/// Where equality deletes reach (`None`: everywhere), and the columns that they compare.
+type Reach = (Option<PartitionKey>, Vec<i32>);
+
 type FileLists<K> = HashMap<K, Vec<Arc<DeleteFile>>>;
 
 /// The delete files of a snapshot, by what they reach.
@@ -174,7 +177,7 @@ impl DeleteIndex {
     /// Vectors").
     pub fn new(files: impl IntoIterator<Item = Arc<DeleteFile>>) -> Result<Self, TableError> {
         let mut index = Self::default();
-        let mut equality: BTreeMap<(Option<PartitionKey>, Vec<i32>), Vec<Arc<DeleteFile>>> = BTreeMap::new();
+        let mut equality: BTreeMap<Reach, Vec<Arc<DeleteFile>>> = BTreeMap::new();
         for file in files {
             match &file.content {
                 Content::Vector(data_file) => {
