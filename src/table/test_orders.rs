@@ -10,7 +10,8 @@ use datafusion::arrow::array::{
 };
 use iceberg::spec::{
     DataFile, FormatVersion, ManifestContentType, ManifestFile, ManifestList, ManifestListWriter,
-    ManifestWriterBuilder, NestedField, PrimitiveType, Schema, Transform, Type, UnboundPartitionSpec,
+    ManifestWriterBuilder, NestedField, PrimitiveType, Schema, StructType, Transform, Type,
+    UnboundPartitionSpec,
 };
 use mergeberg_kernel::commit::NewSnapshot;
 use mergeberg_kernel::ids::{SchemaId, SnapshotId, TableName};
@@ -117,12 +118,25 @@ impl OrdersLab {
         rows: &[Order],
         remove: &[Arc<str>],
     ) -> SnapshotId {
+        let batches = if rows.is_empty() { Vec::new() } else { vec![batch(rows)] };
+        // Written under the schema as it was at first: the lab's rows have no other columns.
+        self.snapshot_of_batches(table, parent, SchemaId(0), batches, remove).await
+    }
+
+    /// The same with rows of any schema of the table.
+    pub async fn snapshot_of_batches(
+        &mut self,
+        table: &mut LoadedTable,
+        parent: Option<SnapshotId>,
+        schema: SchemaId,
+        batches: Vec<RecordBatch>,
+        remove: &[Arc<str>],
+    ) -> SnapshotId {
         self.next_id += 1;
         let id = SnapshotId(self.next_id);
         let mut add: Vec<AddedFile> = Vec::new();
-        if !rows.is_empty() {
-            // Written under the schema as it was at first: the lab's rows have no other columns.
-            let files = DataFileWriter::write_batches(table, SchemaId(0), vec![batch(rows)]).await.unwrap();
+        if !batches.is_empty() {
+            let files = DataFileWriter::write_batches(table, schema, batches).await.unwrap();
             add.extend(files.into_iter().map(AddedFile::from));
         }
         let parent = parent.and_then(|id| table.facts.snapshots.get(id)).cloned();
@@ -264,6 +278,17 @@ impl OrdersLab {
 
     pub fn drop_column(&mut self, name: &str) {
         self.evolve(|fields| fields.retain(|field| field.name != name));
+    }
+
+    /// A column that holds two values, `code` (field 8) and `grade` (field 9).
+    pub fn add_nested_column(&mut self) {
+        self.evolve(|fields| {
+            let inner = StructType::new(vec![
+                optional(8, "code", PrimitiveType::Int),
+                optional(9, "grade", PrimitiveType::String),
+            ]);
+            fields.push(NestedField::optional(7, "audit", Type::Struct(inner)).into());
+        });
     }
 
     /// `status` and `region`, which have the same type, change places; a column is new, one is wider.

@@ -24,7 +24,7 @@ use super::CheckError;
 use super::session::Engine;
 use crate::table::loaded::LoadedTable;
 use crate::table::manifests::LiveFiles;
-use crate::table::scan::{RowReader, ScanCounters, ScanFile, row_difference};
+use crate::table::scan::{RowDifference, RowReader, ScanCounters, ScanFile, row_difference};
 
 /// Files whose sums are kept, about 200 bytes each.
 pub const CACHED_FILES: usize = 100_000;
@@ -91,14 +91,12 @@ impl RewriteProver {
     ) -> Result<RewriteProof, CheckError> {
         let difference = row_difference(before, after)?;
         let reader = Arc::new(RowReader::new(table, table.facts.current_schema_id)?);
-        let counters = Arc::new(ScanCounters::default());
-        let removed = count_unread(&reader, &difference.removed, &counters).await?;
-        let added = count_unread(&reader, &difference.added, &counters).await?;
-        if removed.zip(added).is_some_and(|(removed, added)| removed != added) {
+        let RowDifference { kept: _, removed, added } = difference;
+        if self.counts_differ(&reader, &removed, &added).await? {
             return Ok(RewriteProof::None);
         }
-        let before = self.hash(&reader, &difference.removed).await?;
-        let after = self.hash(&reader, &difference.added).await?;
+        let before = self.hash(&reader, &removed).await?;
+        let after = self.hash(&reader, &added).await?;
         Ok(if before == after { RewriteProof::Content } else { RewriteProof::None })
     }
 
@@ -120,6 +118,22 @@ impl RewriteProver {
                 }
             }
             Ok(rows[0] == rows[1])
+        };
+        self.engine.run(PROOF_TIME_BOUND, work).await
+    }
+
+    /// Told without reading a data file, where that is possible.
+    async fn counts_differ(
+        &self,
+        reader: &Arc<RowReader>,
+        removed: &[ScanFile],
+        added: &[ScanFile],
+    ) -> Result<bool, CheckError> {
+        let (reader, removed, added) = (Arc::clone(reader), removed.to_vec(), added.to_vec());
+        let work = async move {
+            let before = count_unread(&reader, &removed).await?;
+            let after = count_unread(&reader, &added).await?;
+            Ok(before.zip(after).is_some_and(|(before, after)| before != after))
         };
         self.engine.run(PROOF_TIME_BOUND, work).await
     }
@@ -157,14 +171,11 @@ fn key_of(file: &ScanFile, schema: SchemaId) -> FileKey {
 }
 
 /// Rows of the files, when that can be told without reading them.
-async fn count_unread(
-    reader: &RowReader,
-    files: &[ScanFile],
-    counters: &Arc<ScanCounters>,
-) -> Result<Option<u64>, CheckError> {
+async fn count_unread(reader: &RowReader, files: &[ScanFile]) -> Result<Option<u64>, CheckError> {
+    let counters = Arc::new(ScanCounters::default());
     let mut rows = 0;
     for file in files {
-        match reader.count_unread(file, counters).await? {
+        match reader.count_unread(file, &counters).await? {
             Some(count) => rows += count,
             None => return Ok(None),
         }

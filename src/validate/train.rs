@@ -130,6 +130,9 @@ impl Validator {
             Relation::Change { car } => car.parent,
         };
         measured.push(("base".to_owned(), base.map_or("none".to_owned(), |id| format!("snapshot {id}"))));
+        if counters.delete_files() > 0 {
+            measured.push(("delete files".to_owned(), counters.delete_files().to_string()));
+        }
         // Which schema the rows were read with is part of what was found (case O18).
         measured.push(("schema".to_owned(), view.table.facts.current_schema_id.to_string()));
         Evidence {

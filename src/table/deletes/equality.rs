@@ -18,7 +18,7 @@ use datafusion::arrow::row::{RowConverter, SortField};
 use hashbrown::HashTable;
 
 use super::super::error::TableError;
-use super::parquet_columns::{Columns, Wanted};
+use super::parquet_columns::{Columns, Wanted, as_many_rows};
 
 /// Keys of delete files that reach one partition by the same columns, in bytes of memory.
 pub const MAX_KEYS_BYTES: usize = 256 * 1024 * 1024;
@@ -95,6 +95,9 @@ impl KeySet {
         for columns in Columns::open(bytes, &wanted).map_err(corrupt)? {
             let columns = columns.map_err(corrupt)?;
             rows += columns.first().map_or(0, |column| column.len() as u64);
+            if rows > expected_rows {
+                break;
+            }
             let mut typed = Vec::with_capacity(columns.len());
             for (values, column) in columns.iter().zip(&self.columns) {
                 typed.push(promoted(values, column).map_err(corrupt)?);
@@ -108,10 +111,7 @@ impl KeySet {
                 )));
             }
         }
-        if rows != expected_rows {
-            return Err(corrupt(format!("{rows} rows, but its manifest entry says {expected_rows}")));
-        }
-        Ok(())
+        as_many_rows(rows, expected_rows).map_err(corrupt)
     }
 
     fn add(&mut self, columns: &[ArrayRef], sequence_number: i64) -> Result<(), ArrowError> {

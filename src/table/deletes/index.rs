@@ -223,6 +223,14 @@ impl DeleteIndex {
         Ok(FileDeletes { positions: self.positions_for(data_file, &partition)?, equality })
     }
 
+    /// Its deletion vector, and the position-delete files that speak of no other data file: they go when it goes
+    /// (rule D5).
+    pub fn own_deletes(&self, data_file: &str) -> Vec<Arc<DeleteFile>> {
+        let vector = self.vectors.get(data_file);
+        let named = self.positions_of.get(data_file).into_iter().flatten();
+        vector.into_iter().chain(named).cloned().collect()
+    }
+
     fn positions_for(
         &self,
         data_file: &LiveFile,

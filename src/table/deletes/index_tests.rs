@@ -202,6 +202,18 @@ fn rule_d1_a_deletion_vector_hides_position_deletes() {
 }
 
 #[test]
+fn rule_d5_what_speaks_of_one_data_file_goes_with_it() {
+    let day = partition(0, 1, 0);
+    let kinds = [Kind::Vector(0), Kind::Named(0), Kind::Bounded(0), Kind::Anonymous, Kind::Equality(vec![1])];
+    let files = kinds.iter().enumerate().map(|(at, kind)| delete(&format!("{at}"), 2, day.clone(), kind));
+    let index = DeleteIndex::new(files).unwrap();
+    let own = |path| -> Vec<String> {
+        index.own_deletes(path).iter().map(|file| file.live.fact.path.to_string()).collect()
+    };
+    assert_eq!((own("data-0"), own("data-1")), (vec!["0".into(), "1".into(), "2".into()], vec![]));
+}
+
+#[test]
 fn sequence_numbers_decide_and_equality_is_strict() {
     let day = partition(0, 1, 0);
     let position = delete("p", 5, day.clone(), &Kind::Anonymous);

@@ -20,6 +20,8 @@ mod vector;
 mod vector_writer;
 
 #[cfg(test)]
+mod history_tests;
+#[cfg(test)]
 mod reading_tests;
 #[cfg(test)]
 mod selection_tests;

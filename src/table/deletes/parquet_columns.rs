@@ -3,6 +3,8 @@
 //! Delete files are small beside the data, so a file is read whole and decoded on a thread of its own:
 //! nothing in a damaged file can stop the queue. Only the columns that are asked for are decoded.
 
+use std::cmp::Ordering;
+
 use bytes::Bytes;
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, RecordBatch, make_array};
 use datafusion::arrow::buffer::NullBuffer;
@@ -100,6 +102,16 @@ impl Iterator for Columns {
         };
         let columns = self.routes.iter().map(|route| column_at(&batch, route));
         Some(columns.collect::<Option<Vec<_>>>().ok_or_else(|| "its columns change their shape".to_owned()))
+    }
+}
+
+/// A delete file that holds other rows than its manifest entry says deletes something else. More rows than that
+/// are not read on.
+pub(super) fn as_many_rows(read: u64, expected: u64) -> Result<(), String> {
+    match read.cmp(&expected) {
+        Ordering::Equal => Ok(()),
+        Ordering::Less => Err(format!("{read} rows, but its manifest entry says {expected}")),
+        Ordering::Greater => Err(format!("more than the {expected} rows that its manifest entry says")),
     }
 }
 

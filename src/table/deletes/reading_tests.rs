@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, AsArray, Int64Array, StringArray, StructArray};
-use datafusion::arrow::datatypes::{Field, Int64Type};
+use datafusion::arrow::array::{
+    Array, ArrayRef, AsArray, Int32Array, Int64Array, RecordBatch, StringArray, StructArray,
+};
+use datafusion::arrow::buffer::NullBuffer;
+use datafusion::arrow::datatypes::{DataType, Field, Fields, Int64Type};
+use datafusion::parquet::arrow::PARQUET_FIELD_ID_META_KEY;
 use futures::TryStreamExt;
 use iceberg::spec::{DataContentType, DataFile, DataFileFormat};
 use mergeberg_kernel::ids::SnapshotId;
@@ -82,7 +86,7 @@ async fn a_row_column_and_missing_ids_do_not_matter() {
     let mut lab = OrdersLab::new().await;
     let a = lab.snapshot(None, &orders(1, &[1, 2, 3]), &[]).await;
     let path = lab.files_of_day(a, 1).await.remove(0);
-    let order_id = Arc::new(Field::new("order_id", datafusion::arrow::datatypes::DataType::Int64, true));
+    let order_id = Arc::new(Field::new("order_id", DataType::Int64, true));
     let values: ArrayRef = Arc::new(Int64Array::from(vec![2]));
     let row: ArrayRef = Arc::new(StructArray::from(vec![(order_id, values)]));
     let mut with_row = positions_columns(&[(&path, 1)]);
@@ -186,6 +190,63 @@ async fn compared_columns_are_found_after_ddl() {
     let d = lab.row_delta(b, &[nowhere], &[]).await;
     let error = try_ids(&lab, d, &Arc::default()).await.unwrap_err();
     assert!(error.to_string().contains("field with id 77"), "{error}");
+}
+
+/// `audit { code, grade }` of each row; `None` is a null struct.
+fn audited(rows: &[(i64, Option<(Option<i32>, &str)>)]) -> RecordBatch {
+    let inner = Fields::from(vec![
+        Field::new("code", DataType::Int32, true),
+        Field::new("grade", DataType::Utf8, true),
+    ]);
+    // Values below a null parent are there, and mean nothing.
+    let codes: ArrayRef =
+        Arc::new(rows.iter().map(|(_, a)| a.map_or(Some(7), |(code, _)| code)).collect::<Int32Array>());
+    let grades: ArrayRef =
+        Arc::new(rows.iter().map(|(_, a)| Some(a.map_or("x", |(_, grade)| grade))).collect::<StringArray>());
+    let there = NullBuffer::from(rows.iter().map(|(_, a)| a.is_some()).collect::<Vec<_>>());
+    let audit: ArrayRef = Arc::new(StructArray::new(inner, vec![codes, grades], Some(there)));
+    let ids: ArrayRef = Arc::new(rows.iter().map(|(id, _)| Some(*id)).collect::<Int64Array>());
+    let days: ArrayRef = Arc::new(Int32Array::from(vec![1; rows.len()]));
+    RecordBatch::try_from_iter([("order_id", ids), ("day", days), ("audit", audit)]).unwrap()
+}
+
+#[tokio::test]
+async fn a_compared_column_may_be_inside_a_struct() {
+    let mut lab = OrdersLab::new().await;
+    let old = lab.snapshot(None, &orders(1, &[1]), &[]).await;
+    lab.add_nested_column();
+    let rows =
+        audited(&[(2, Some((Some(7), "a"))), (3, Some((None, "b"))), (4, None), (5, Some((Some(8), "c")))]);
+    let mut table = lab.table.clone();
+    let schema = table.facts.current_schema_id;
+    let a = lab.snapshot_of_batches(&mut table, Some(old), schema, vec![rows], &[]).await;
+    lab.table = table;
+    let code = |value: Option<i32>| -> ArrayRef { Arc::new(Int32Array::from(vec![value])) };
+    let seven = equality(&lab, Some(1), vec![(8, code(Some(7)))], Vec::new()).await;
+    let b = lab.row_delta(a, &[seven], &[]).await;
+    assert_eq!(ids(&lab, b).await, some(&[1, 3, 4, 5]));
+    // A null parent is a null value, and so is a column that the file is too old to have.
+    let null = equality(&lab, Some(1), vec![(8, code(None))], Vec::new()).await;
+    let c = lab.row_delta(b, &[null], &[]).await;
+    assert_eq!(ids(&lab, c).await, some(&[5]));
+    // As an engine writes it: inside a struct of the delete file as well.
+    let audit = audited(&[(0, Some((Some(8), "c")))]);
+    let deletes = put(&lab, nested_parquet(&audit)).await;
+    let entry = describe(DataContentType::EqualityDeletes, &deletes, Some(1), 1, Some(vec![9, 8]));
+    let d = lab.row_delta(b, &[Arc::new(entry.build().unwrap())], &[]).await;
+    assert_eq!(ids(&lab, d).await, some(&[1, 3, 4]));
+}
+
+/// The column `audit` of a batch with the field ids of the table.
+fn nested_parquet(batch: &RecordBatch) -> Vec<u8> {
+    let with_id = |name: &str, data_type: DataType, id: i32| {
+        let metadata = [(PARQUET_FIELD_ID_META_KEY.to_owned(), id.to_string())];
+        Field::new(name, data_type, true).with_metadata(metadata.into())
+    };
+    let fields = Fields::from(vec![with_id("code", DataType::Int32, 8), with_id("grade", DataType::Utf8, 9)]);
+    let audit = batch.column(2).as_struct();
+    let typed = StructArray::new(fields, audit.columns().to_vec(), audit.nulls().cloned());
+    parquet(vec![(Some(7), "audit", Arc::new(typed))])
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use iceberg::spec::DataFileFormat;
 use roaring::RoaringTreemap;
 
 use super::super::error::TableError;
-use super::super::manifests::on_blocking_thread;
+use super::super::manifests::{LiveFile, on_blocking_thread};
 use super::super::scan_file::{ScanCounters, ScanFile};
 use super::cache::DecodedFiles;
 use super::equality::{KeyColumn, KeySet, MAX_KEYS_BYTES};
@@ -75,11 +75,11 @@ impl DeleteStore {
             return Ok(None);
         }
         let records = file.file.file.record_count();
-        let without = self.positions_of(file, &rows.without, counters).await?;
+        let without = self.positions_of(&file.file, &rows.without, counters).await?;
         Ok(Some(match &rows.within {
             None => records - without.range_cardinality(0..records),
             Some(within) => {
-                let within = self.positions_of(file, within, counters).await?;
+                let within = self.positions_of(&file.file, within, counters).await?;
                 (within - without).range_cardinality(0..records)
             }
         }))
@@ -107,14 +107,15 @@ impl DeleteStore {
             let set = self.keys_of(group, columns, counters).await?;
             keys.push(KeyTest { routes, set });
         }
-        let positions = self.positions_of(file, deletes, counters).await?.into_iter().peekable();
+        let positions = self.positions_of(&file.file, deletes, counters).await?.into_iter().peekable();
         Ok(RowTest { positions, keys, data_sequence: file.file.sequence_number })
     }
 
-    /// All positions of the data file that these delete.
-    async fn positions_of(
+    /// All positions of the data file that these delete, without those that values delete: what a new deletion
+    /// vector of the file has to hold as well (rule D1).
+    pub async fn positions_of(
         &self,
-        file: &ScanFile,
+        data_file: &LiveFile,
         deletes: &FileDeletes,
         counters: &ScanCounters,
     ) -> Result<RoaringTreemap, TableError> {
@@ -126,7 +127,7 @@ impl DeleteStore {
                 Ok((decoded, bytes))
             };
             let decoded = self.positions.get(&delete.id(), decode).await?;
-            if let Some(positions) = decoded.of(&file.file.fact.path) {
+            if let Some(positions) = decoded.of(&data_file.fact.path) {
                 all |= positions;
             }
         }

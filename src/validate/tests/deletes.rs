@@ -119,6 +119,7 @@ async fn positions_are_counted_without_reading_rows_and_keys_by_reading_them() {
     let by_key = run(&lab, &[car(&lab, 12, Some(a), &[b]).await], toml).await;
     assert_eq!((measured(&by_key, "rows"), measured(&by_key, "base rows")), ("1", "2"));
     assert_eq!(by_key.rows_scanned, 6);
+    assert_eq!((measured(&by_position, "delete files"), measured(&by_key, "delete files")), ("1", "2"));
 }
 
 #[tokio::test]
