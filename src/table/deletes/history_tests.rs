@@ -131,12 +131,12 @@ impl History {
     }
 
     async fn step(&mut self) {
-        match self.random.below(7) {
+        match self.random.below(8) {
             0 => self.append().await,
             1 => self.delete_positions(true).await,
             2 => self.delete_positions(false).await,
             3 | 4 => self.write_vector().await,
-            5 => self.delete_keys().await,
+            5 | 6 => self.delete_keys().await,
             _ if self.random.below(2) == 0 => self.compact().await,
             _ => self.drop_deletes().await,
         }
@@ -225,7 +225,7 @@ impl History {
     async fn delete_keys(&mut self) {
         let day = self.random.below(DAYS + 1);
         let day = (day > 0).then(|| i32::try_from(day).unwrap());
-        let all: Vec<Row> = (0..self.next_row + 5).collect();
+        let all: Vec<Row> = (0..self.next_row + 10).collect();
         let keys: BTreeSet<Row> = self.random.some(&all).into_iter().collect();
         if keys.is_empty() {
             return;

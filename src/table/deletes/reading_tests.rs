@@ -192,8 +192,11 @@ async fn compared_columns_are_found_after_ddl() {
     assert!(error.to_string().contains("field with id 77"), "{error}");
 }
 
-/// `audit { code, grade }` of each row; `None` is a null struct.
-fn audited(rows: &[(i64, Option<(Option<i32>, &str)>)]) -> RecordBatch {
+/// `code` and `grade` of a row; `None` is a null struct.
+type Audit = Option<(Option<i32>, &'static str)>;
+
+/// Orders with a column `audit { code, grade }`.
+fn audited(rows: &[(i64, Audit)]) -> RecordBatch {
     let inner = Fields::from(vec![
         Field::new("code", DataType::Int32, true),
         Field::new("grade", DataType::Utf8, true),
