@@ -116,8 +116,9 @@ impl Worker {
         change: &ChangeSet,
         policy: &TablePolicy,
     ) -> Result<RewriteProof, WorkerError> {
+        // What replaces nothing is no rewrite, and is not read: an upsert would cost its whole partition.
         let replaces_files = !change.added.is_empty() && !change.removed.is_empty();
-        if !replaces_files && !change.has_delete_files() {
+        if !replaces_files && change.removed_deletes.is_empty() {
             return Ok(RewriteProof::None);
         }
         if let Some(known) = self.proof(snapshot.id) {

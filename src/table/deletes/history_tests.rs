@@ -197,8 +197,7 @@ impl History {
         let mut positions: RoaringTreemap = self.random.some(&all).into_iter().collect();
         if self.random.below(2) == 0 {
             let live = self.lab.live_files(self.head).await;
-            let files = live.deletes.into_iter().map(|file| Arc::new(DeleteFile::of(file).unwrap()));
-            let deletes = DeleteIndex::new(files).unwrap().for_file(&data_file).unwrap();
+            let deletes = DeleteIndex::of(live.deletes).unwrap().for_file(&data_file).unwrap();
             let store = DeleteStore::new(self.lab.table.file_io.clone());
             let before = store.positions_of(&data_file, &deletes, &ScanCounters::default()).await.unwrap();
             // One position delete may speak of rows that the file does not have.

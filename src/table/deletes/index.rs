@@ -216,6 +216,13 @@ impl DeleteIndex {
         Ok(index)
     }
 
+    /// The delete files among the live files of a snapshot.
+    pub fn of(live: impl IntoIterator<Item = LiveFile>) -> Result<Self, TableError> {
+        let files: Vec<Arc<DeleteFile>> =
+            live.into_iter().map(|file| DeleteFile::of(file).map(Arc::new)).collect::<Result<_, _>>()?;
+        Self::new(files)
+    }
+
     pub fn for_file(&self, data_file: &LiveFile) -> Result<FileDeletes, TableError> {
         let partition = key_of(&data_file.fact.partition);
         let in_partition = self.equality.get(&partition).into_iter().flatten();

@@ -20,6 +20,8 @@ mod vector;
 mod vector_writer;
 
 #[cfg(test)]
+mod engine_tests;
+#[cfg(test)]
 mod history_tests;
 #[cfg(test)]
 mod reading_tests;

@@ -52,7 +52,7 @@ impl Selection {
 
 /// The live rows of a snapshot, files in their order.
 pub fn live_rows(live: LiveFiles) -> Result<Vec<ScanFile>, TableError> {
-    let index = DeleteIndex::new(delete_files(live.deletes)?)?;
+    let index = DeleteIndex::of(live.deletes)?;
     live.data
         .into_iter()
         .map(|file| {
