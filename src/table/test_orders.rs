@@ -13,13 +13,13 @@ use iceberg::spec::{
     ManifestWriterBuilder, NestedField, PrimitiveType, Schema, StructType, Transform, Type,
     UnboundPartitionSpec,
 };
+use mergeberg_kernel::change::DeleteKey;
 use mergeberg_kernel::commit::NewSnapshot;
 use mergeberg_kernel::ids::{SchemaId, SnapshotId, TableName};
 use mergeberg_kernel::lineage::SnapshotFact;
 use mergeberg_kernel::structure::{FieldFact, SchemaFact};
 
 use super::data_files::DataFileWriter;
-use super::deletes::{DeleteId, delete_id};
 use super::loaded::LoadedTable;
 use super::manifests::{FileScope, LiveFile, LiveFiles, ManifestStore};
 use super::snapshot_writer::{AddedFile, SnapshotChange, SnapshotWriter};
@@ -162,7 +162,7 @@ impl OrdersLab {
         &mut self,
         parent: SnapshotId,
         add: &[Arc<DataFile>],
-        remove: &[DeleteId],
+        remove: &[DeleteKey],
     ) -> SnapshotId {
         self.next_id += 1;
         let id = SnapshotId(self.next_id);
@@ -191,7 +191,7 @@ impl OrdersLab {
             for old in before.iter().filter(|old| of_spec(&old.file)) {
                 let (file, sequence) = (old.file.as_ref().clone(), old.sequence_number);
                 let file_sequence = Some(old.file_sequence_number);
-                if remove.contains(&delete_id(old)) {
+                if remove.contains(&old.fact.key()) {
                     writer.add_delete_file(file, sequence, file_sequence).unwrap();
                 } else {
                     writer.add_existing_file(file, old.added_by.0, sequence, file_sequence).unwrap();

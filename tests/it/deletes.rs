@@ -86,7 +86,7 @@ fn delete_keys(python: &mut Python, like: &LiveFile, ids: &[i64]) {
 
 fn commit(python: &mut Python, file: &NewDeleteFile) {
     let mut arguments = json!({
-        "path": &*file.fact.path, "data_file": &*file.data_file, "records": file.fact.records,
+        "path": &*file.fact.path, "data_file": &**file.fact.deletes_rows_of().unwrap(), "records": file.fact.records,
     });
     if let Some(offset) = file.file.content_offset() {
         arguments["offset"] = json!(offset);

@@ -11,6 +11,7 @@ use datafusion::arrow::util::display::array_value_to_string;
 use futures::TryStreamExt;
 use iceberg::io::{FileIOBuilder, LocalFsStorageFactory};
 use iceberg::spec::TableMetadata;
+use mergeberg_kernel::change::FileContent;
 use mergeberg_kernel::ids::{SnapshotId, TableName};
 use serde_json::Value;
 
@@ -211,10 +212,11 @@ async fn tables_of_engines_are_read_as_spark_reads_them() {
                 continue;
             }
             for file in &files.deletes {
-                match DeleteFile::of(file.clone()).unwrap().content {
-                    Content::Vector(_) => kinds[0] += 1,
-                    Content::PositionsOf(_) | Content::Positions => kinds[1] += 1,
-                    Content::Equality(_) => kinds[2] += 1,
+                match file.fact.content {
+                    FileContent::DeletionVector { .. } => kinds[0] += 1,
+                    FileContent::PositionDeletes { .. } => kinds[1] += 1,
+                    FileContent::EqualityDeletes { .. } => kinds[2] += 1,
+                    FileContent::Data => panic!("{} holds rows", file.fact.path),
                 }
             }
             let counters: Arc<ScanCounters> = Arc::default();

@@ -8,6 +8,7 @@ use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::Int64Type;
 use futures::TryStreamExt;
 use iceberg::spec::DataFile;
+use mergeberg_kernel::change::DeleteKey;
 use mergeberg_kernel::ids::SnapshotId;
 
 use super::super::scan::{RowReader, ScanCounters, ScanFile, row_difference};
@@ -52,7 +53,7 @@ struct Killed {
 struct Model {
     /// Rows of each live data file by position, with its day.
     files: BTreeMap<Arc<str>, (i32, Vec<Row>)>,
-    deletes: BTreeMap<DeleteId, Killed>,
+    deletes: BTreeMap<DeleteKey, Killed>,
 }
 
 impl Model {
@@ -82,8 +83,8 @@ struct History {
     next_row: Row,
 }
 
-fn id_of(file: &DataFile) -> DeleteId {
-    (Arc::from(file.file_path()), file.content_offset())
+fn id_of(file: &DataFile) -> DeleteKey {
+    DeleteKey { path: Arc::from(file.file_path()), content_offset: file.content_offset() }
 }
 
 impl History {
@@ -142,7 +143,7 @@ impl History {
         }
     }
 
-    async fn commit(&mut self, file: Arc<DataFile>, killed: Killed, replaced: &[DeleteId]) {
+    async fn commit(&mut self, file: Arc<DataFile>, killed: Killed, replaced: &[DeleteKey]) {
         self.head = self.lab.row_delta(self.head, std::slice::from_ref(&file), replaced).await;
         for id in replaced {
             self.model.deletes.remove(id);
@@ -207,7 +208,7 @@ impl History {
             return;
         }
         let killed = positions.iter().map(|at| rows[at as usize]).collect();
-        let replaced: Vec<DeleteId> = self
+        let replaced: Vec<DeleteKey> = self
             .model
             .deletes
             .iter()
@@ -254,7 +255,7 @@ impl History {
     }
 
     async fn drop_deletes(&mut self) {
-        let all: Vec<DeleteId> = self.model.deletes.keys().cloned().collect();
+        let all: Vec<DeleteKey> = self.model.deletes.keys().cloned().collect();
         let dropped = self.random.some(&all);
         if dropped.is_empty() {
             return;

@@ -1,11 +1,12 @@
 use std::collections::BTreeSet;
 
-use iceberg::spec::{DataFileBuilder, Struct};
-use mergeberg_kernel::change::FileFact;
+use iceberg::metadata_columns::RESERVED_FIELD_ID_DELETE_FILE_PATH;
+use iceberg::spec::{DataContentType, DataFileBuilder, DataFileFormat, Datum, Struct};
 use mergeberg_kernel::ids::SnapshotId;
 use mergeberg_kernel::partition::PartitionField;
 use proptest::prelude::*;
 
+use super::super::super::manifest_codec::file_fact;
 use super::*;
 
 /// Spec 0: by day. Spec 1: by day and region. Spec 2: unpartitioned. Spec 3: every field void.
@@ -37,7 +38,7 @@ fn live(path: &str, sequence: i64, partition: Arc<Partition>, entry: &mut DataFi
         .build()
         .unwrap();
     LiveFile {
-        fact: FileFact { path: path.into(), partition, records: 10, bytes: 100 },
+        fact: file_fact(&file, partition).unwrap(),
         added_by: SnapshotId(sequence),
         sequence_number: sequence,
         file_sequence_number: sequence,
@@ -62,7 +63,7 @@ enum Kind {
     Equality(Vec<i32>),
 }
 
-fn delete(path: &str, sequence: i64, partition: Arc<Partition>, kind: &Kind) -> Arc<DeleteFile> {
+fn delete(path: &str, sequence: i64, partition: Arc<Partition>, kind: &Kind) -> Arc<LiveFile> {
     let of = |at: &usize| format!("data-{at}");
     let mut entry = DataFileBuilder::default();
     entry.content(DataContentType::PositionDeletes).file_format(DataFileFormat::Parquet);
@@ -87,22 +88,19 @@ fn delete(path: &str, sequence: i64, partition: Arc<Partition>, kind: &Kind) -> 
             entry.content(DataContentType::EqualityDeletes).equality_ids(Some(ids.clone()));
         }
     }
-    Arc::new(DeleteFile::of(live(path, sequence, partition, &mut entry)).unwrap())
+    Arc::new(live(path, sequence, partition, &mut entry))
 }
 
 /// Paths of what applies: positions, and equality deletes that are newer than the data file.
 fn applied(deletes: &FileDeletes, to: &LiveFile) -> (BTreeSet<String>, BTreeSet<String>) {
-    let path = |file: &Arc<DeleteFile>| file.live.fact.path.to_string();
-    let newer = |file: &&Arc<DeleteFile>| file.live.sequence_number > to.sequence_number;
+    let path = |file: &Arc<LiveFile>| file.fact.path.to_string();
+    let newer = |file: &&Arc<LiveFile>| file.sequence_number > to.sequence_number;
     let equality = deletes.equality.iter().flat_map(|group| group.files.iter().filter(newer).map(path));
     (deletes.positions.iter().map(path).collect(), equality.collect())
 }
 
 /// The words of the specification, one delete file at a time.
-fn by_the_words(
-    data: &LiveFile,
-    deletes: &[(Arc<DeleteFile>, Kind)],
-) -> (BTreeSet<String>, BTreeSet<String>) {
+fn by_the_words(data: &LiveFile, deletes: &[(Arc<LiveFile>, Kind)]) -> (BTreeSet<String>, BTreeSet<String>) {
     let same = |delete: &LiveFile| {
         let (mine, theirs) = (&data.fact.partition, &delete.fact.partition);
         mine.spec_id == theirs.spec_id
@@ -112,9 +110,9 @@ fn by_the_words(
     let has_vector = deletes.iter().any(|(_, kind)| matches!(kind, Kind::Vector(at) if names(at)));
     let (mut positions, mut equality) = (BTreeSet::new(), BTreeSet::new());
     for (delete, kind) in deletes {
-        let not_older = delete.live.sequence_number >= data.sequence_number;
-        let newer = delete.live.sequence_number > data.sequence_number;
-        let path = delete.live.fact.path.to_string();
+        let not_older = delete.sequence_number >= data.sequence_number;
+        let newer = delete.sequence_number > data.sequence_number;
+        let path = delete.fact.path.to_string();
         match kind {
             Kind::Vector(at) if names(at) && not_older => {
                 positions.insert(path);
@@ -122,12 +120,10 @@ fn by_the_words(
             Kind::Named(at) | Kind::Bounded(at) if names(at) && not_older && !has_vector => {
                 positions.insert(path);
             }
-            Kind::Anonymous if same(&delete.live) && not_older && !has_vector => {
+            Kind::Anonymous if same(delete) && not_older && !has_vector => {
                 positions.insert(path);
             }
-            Kind::Equality(_)
-                if newer && (same(&delete.live) || delete.live.fact.partition.is_unpartitioned()) =>
-            {
+            Kind::Equality(_) if newer && (same(delete) || delete.fact.partition.is_unpartitioned()) => {
                 equality.insert(path);
             }
             _ => {}
@@ -164,7 +160,7 @@ proptest! {
             .enumerate()
             .map(|(at, (sequence, partition))| data(&format!("data-{at}"), sequence, partition))
             .collect();
-        let mut all: Vec<(Arc<DeleteFile>, Kind)> = deletes
+        let mut all: Vec<(Arc<LiveFile>, Kind)> = deletes
             .into_iter()
             .enumerate()
             .map(|(at, (sequence, partition, kind))| {
@@ -208,7 +204,7 @@ fn rule_d5_what_speaks_of_one_data_file_goes_with_it() {
     let files = kinds.iter().enumerate().map(|(at, kind)| delete(&format!("{at}"), 2, day.clone(), kind));
     let index = DeleteIndex::new(files).unwrap();
     let own = |path| -> Vec<String> {
-        index.own_deletes(path).iter().map(|file| file.live.fact.path.to_string()).collect()
+        index.own_deletes(path).iter().map(|file| file.fact.path.to_string()).collect()
     };
     assert_eq!((own("data-0"), own("data-1")), (vec!["0".into(), "1".into(), "2".into()], vec![]));
 }
@@ -237,16 +233,6 @@ fn what_contradicts_itself_is_an_error() {
     let error = index.for_file(&data("data-0", 3, day.clone())).unwrap_err().to_string();
     assert!(error.contains("older than its data file"), "{error}");
 
-    let described = |entry: &mut DataFileBuilder| {
-        DeleteFile::of(live("x", 1, day.clone(), entry)).unwrap_err().to_string()
-    };
-    let mut nameless = DataFileBuilder::default();
-    nameless.content(DataContentType::PositionDeletes).file_format(DataFileFormat::Puffin);
-    assert!(described(&mut nameless).contains("which data file"));
-    let mut keyless = DataFileBuilder::default();
-    keyless.content(DataContentType::EqualityDeletes).file_format(DataFileFormat::Parquet);
-    assert!(described(&mut keyless).contains("which columns"));
-    let mut rows = DataFileBuilder::default();
-    rows.content(DataContentType::Data).file_format(DataFileFormat::Parquet);
-    assert!(described(&mut rows).contains("rows, not deletes"));
+    let error = DeleteIndex::of([data("rows", 1, day)]).unwrap_err().to_string();
+    assert!(error.contains("rows, not deletes"), "{error}");
 }

@@ -33,7 +33,7 @@ pub mod test_files;
 mod writer_tests;
 
 pub use equality::MAX_KEYS_BYTES;
-pub use index::{Content, DeleteFile, DeleteId, DeleteIndex, EqualityGroup, FileDeletes, delete_id};
+pub use index::{DeleteIndex, EqualityGroup, FileDeletes};
 pub use new_file::{NewDeleteFile, RowsToDelete};
 pub use position_writer::PositionDeleteWriter;
 pub use positions::{MAX_POSITIONS_BYTES, Positions};

@@ -46,8 +46,6 @@ pub struct NewDeleteFile {
     pub fact: FileFact,
     pub file: Arc<DataFile>,
     pub spec_id: SpecId,
-    /// Path of the data file that it deletes rows of.
-    pub data_file: Arc<str>,
 }
 
 /// Where in a file the deletes are, and what they are.
@@ -106,7 +104,6 @@ impl NewDeleteFile {
             fact: file_fact(&file, Arc::clone(&of.fact.partition)).map_err(TableError::Internal)?,
             file: Arc::new(file),
             spec_id: of.spec_id,
-            data_file: Arc::clone(&of.fact.path),
         })
     }
 }

@@ -295,7 +295,6 @@ async fn what_cannot_be_read_is_told_and_stops_the_scan() {
     let counted = described(&vector).build().unwrap();
     let beyond = described(&vector).content_offset(Some(1 << 40)).build().unwrap();
     let huge = described(&vector).content_size_in_bytes(Some(i64::MAX - 100)).build().unwrap();
-    let placeless = described(&vector).content_offset(None).build().unwrap();
     let positions = positions_of(&lab, &file, &[0]).await;
     let miscounted = described(&positions).build().unwrap();
     let negative = positions_of_many(&lab, 1, &[(&file.fact.path, -1)]).await.as_ref().clone();
@@ -308,7 +307,6 @@ async fn what_cannot_be_read_is_told_and_stops_the_scan() {
         (counted, "1 positions, but its manifest entry says 2"),
         (beyond, "ends at"),
         (huge, "at most"),
-        (placeless, "does not say where"),
         (miscounted, "1 rows, but its manifest entry says 2"),
         (negative, "-1 is no row"),
         (no_pos, "no column with field id 2147483545"),

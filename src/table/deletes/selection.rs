@@ -7,12 +7,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use mergeberg_kernel::change::{DeleteKey, FileContent};
 use sha2::{Digest, Sha256};
 
 use super::super::error::TableError;
 use super::super::manifests::{LiveFile, LiveFiles};
 use super::super::scan_file::ScanFile;
-use super::index::{Content, DeleteFile, DeleteId, DeleteIndex, FileDeletes};
+use super::index::{DeleteIndex, FileDeletes};
 
 /// Rows of a data file.
 #[derive(Clone, Debug, Default)]
@@ -38,10 +39,7 @@ impl Selection {
         let mut lines = vec![data_sequence.to_string()];
         for (word, deletes) in [("without", Some(&self.without)), ("within", self.within.as_ref())] {
             let Some(deletes) = deletes else { continue };
-            lines.extend(deletes.positions.iter().map(|file| {
-                let (path, offset) = file.id();
-                format!("{word} {path} {offset:?}")
-            }));
+            lines.extend(deletes.positions.iter().map(|file| format!("{word} {}", file.fact.key())));
             lines.extend(deletes.equality.iter().map(|group| format!("{word} = {}", group.name)));
         }
         lines[1..].sort_unstable();
@@ -74,8 +72,7 @@ pub struct RowDifference {
 
 /// Files that are live in both are told by their path (rule D6).
 pub fn row_difference(before: LiveFiles, after: LiveFiles) -> Result<RowDifference, TableError> {
-    let mut delete_files = DeleteSides::new(before.deletes, after.deletes)?;
-    let deletes = delete_files.index()?;
+    let deletes = DeleteSides::new(before.deletes, after.deletes).index()?;
     let mut earlier: HashMap<Arc<str>, LiveFile> =
         before.data.iter().map(|file| (Arc::clone(&file.fact.path), file.clone())).collect();
     let mut difference = RowDifference::default();
@@ -102,14 +99,10 @@ pub fn row_difference(before: LiveFiles, after: LiveFiles) -> Result<RowDifferen
     Ok(difference)
 }
 
-fn delete_files(live: Vec<LiveFile>) -> Result<Vec<Arc<DeleteFile>>, TableError> {
-    live.into_iter().map(|file| DeleteFile::of(file).map(Arc::new)).collect()
-}
-
 /// Delete files of two snapshots. One that both have is one value here.
 struct DeleteSides {
-    before: Vec<Arc<DeleteFile>>,
-    after: Vec<Arc<DeleteFile>>,
+    before: Vec<Arc<LiveFile>>,
+    after: Vec<Arc<LiveFile>>,
 }
 
 /// Whom the deletes of two snapshots reach. Positions are asked for by side, since a vector of one side hides
@@ -124,29 +117,28 @@ struct SideIndexes {
 }
 
 impl DeleteSides {
-    fn new(before: Vec<LiveFile>, after: Vec<LiveFile>) -> Result<Self, TableError> {
-        let before = delete_files(before)?;
-        let known: HashMap<DeleteId, &Arc<DeleteFile>> =
-            before.iter().map(|file| (file.id(), file)).collect();
+    fn new(before: Vec<LiveFile>, after: Vec<LiveFile>) -> Self {
+        let before: Vec<Arc<LiveFile>> = before.into_iter().map(Arc::new).collect();
+        let known: HashMap<DeleteKey, &Arc<LiveFile>> =
+            before.iter().map(|file| (file.fact.key(), file)).collect();
         let mut later = Vec::with_capacity(after.len());
-        for file in delete_files(after)? {
-            let same = known.get(&file.id()).filter(|old| {
-                old.live.sequence_number == file.live.sequence_number && old.content == file.content
-            });
-            later.push(same.map_or(file, |old| Arc::clone(old)));
+        for file in after {
+            let same = known
+                .get(&file.fact.key())
+                .filter(|old| old.sequence_number == file.sequence_number && old.fact == file.fact);
+            later.push(same.map_or_else(|| Arc::new(file.clone()), |old| Arc::clone(old)));
         }
-        Ok(Self { before, after: later })
+        Self { before, after: later }
     }
 
-    fn index(&mut self) -> Result<SideIndexes, TableError> {
-        let is_key = |file: &Arc<DeleteFile>| matches!(file.content, Content::Equality(_));
-        let of = |files: &[Arc<DeleteFile>]| -> HashSet<*const DeleteFile> {
-            files.iter().map(Arc::as_ptr).collect()
-        };
+    fn index(&self) -> Result<SideIndexes, TableError> {
+        let is_key = |file: &Arc<LiveFile>| matches!(file.fact.content, FileContent::EqualityDeletes { .. });
+        let of =
+            |files: &[Arc<LiveFile>]| -> HashSet<*const LiveFile> { files.iter().map(Arc::as_ptr).collect() };
         let (in_before, in_after) = (of(&self.before), of(&self.after));
         let positions =
-            |files: &[Arc<DeleteFile>]| DeleteIndex::new(files.iter().filter(|file| !is_key(file)).cloned());
-        let keys = |files: &[Arc<DeleteFile>], other: &HashSet<*const DeleteFile>, in_other: bool| {
+            |files: &[Arc<LiveFile>]| DeleteIndex::new(files.iter().filter(|file| !is_key(file)).cloned());
+        let keys = |files: &[Arc<LiveFile>], other: &HashSet<*const LiveFile>, in_other: bool| {
             let wanted = files.iter().filter(|f| is_key(f) && other.contains(&Arc::as_ptr(f)) == in_other);
             DeleteIndex::new(wanted.cloned())
         };
@@ -182,9 +174,8 @@ impl SideIndexes {
 
     fn shared(&self, file: &LiveFile) -> Result<Shared, TableError> {
         let (old, new) = (self.before.for_file(file)?.positions, self.after.for_file(file)?.positions);
-        let is_in =
-            |files: &[Arc<DeleteFile>], one: &Arc<DeleteFile>| files.iter().any(|f| Arc::ptr_eq(f, one));
-        let positions = |files: Vec<Arc<DeleteFile>>| FileDeletes { positions: files, equality: Vec::new() };
+        let is_in = |files: &[Arc<LiveFile>], one: &Arc<LiveFile>| files.iter().any(|f| Arc::ptr_eq(f, one));
+        let positions = |files: Vec<Arc<LiveFile>>| FileDeletes { positions: files, equality: Vec::new() };
         let both = old.iter().filter(|one| is_in(&new, one)).cloned().collect();
         let before_only = old.iter().filter(|one| !is_in(&new, one)).cloned().collect();
         let after_only = new.iter().filter(|one| !is_in(&old, one)).cloned().collect();

@@ -7,6 +7,7 @@ use datafusion::arrow::array::AsArray;
 use datafusion::arrow::datatypes::Int64Type;
 use futures::TryStreamExt;
 use iceberg::spec::DataFile;
+use mergeberg_kernel::change::DeleteKey;
 use mergeberg_kernel::ids::SnapshotId;
 
 use super::super::scan::{RowReader, ScanCounters, ScanFile, row_difference};
@@ -50,8 +51,8 @@ async fn positions(lab: &OrdersLab, file: &LiveFile, positions: &[u64]) -> Arc<D
     PositionDeleteWriter::write(&lab.table, &rows).await.unwrap().file
 }
 
-fn id_of(file: &DataFile) -> DeleteId {
-    (Arc::from(file.file_path()), file.content_offset())
+fn id_of(file: &DataFile) -> DeleteKey {
+    DeleteKey { path: Arc::from(file.file_path()), content_offset: file.content_offset() }
 }
 
 #[tokio::test]
@@ -78,7 +79,7 @@ async fn a_vector_in_place_of_another_tells_both_directions() {
     let c = lab.row_delta(b, &[vector(&lab, &file, &[1, 2]).await], &[id_of(&old)]).await;
     assert_eq!(difference(&lab, b, c).await, (vec![3, 4], vec![0], vec![2]));
     // The same rows deleted by another file: no row came or went.
-    let newer = lab.live_deletes(c).await.iter().map(delete_id).collect::<Vec<_>>();
+    let newer = lab.live_deletes(c).await.iter().map(|file| file.fact.key()).collect::<Vec<_>>();
     let d = lab.row_delta(c, &[vector(&lab, &file, &[1, 2]).await], &newer).await;
     assert_eq!(difference(&lab, c, d).await, (vec![0, 3, 4], vec![], vec![]));
 }
@@ -96,9 +97,9 @@ async fn a_vector_that_hides_position_deletes_is_seen_by_rows() {
     assert_eq!(difference(&lab, c, d).await, (vec![0], vec![2], vec![3]));
 }
 
-async fn id_of_vector(lab: &OrdersLab, snapshot: SnapshotId) -> DeleteId {
+async fn id_of_vector(lab: &OrdersLab, snapshot: SnapshotId) -> DeleteKey {
     let live = lab.live_deletes(snapshot).await;
-    live.iter().map(delete_id).find(|(_, offset)| offset.is_some()).unwrap()
+    live.iter().map(|file| file.fact.key()).find(|key| key.content_offset.is_some()).unwrap()
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use datafusion::arrow::error::ArrowError;
 use futures::{StreamExt, TryStreamExt};
 use iceberg::io::FileIO;
 use iceberg::spec::DataFileFormat;
+use mergeberg_kernel::change::{DeleteKey, FileContent};
 use roaring::RoaringTreemap;
 
 use super::super::error::TableError;
@@ -17,7 +18,7 @@ use super::super::manifests::{LiveFile, on_blocking_thread};
 use super::super::scan_file::{ScanCounters, ScanFile};
 use super::cache::DecodedFiles;
 use super::equality::{KeyColumn, KeySet, MAX_KEYS_BYTES};
-use super::index::{Content, DeleteFile, DeleteId, EqualityGroup, FileDeletes};
+use super::index::{EqualityGroup, FileDeletes};
 use super::parquet_columns::{column_at, read_whole, route_to_id};
 use super::positions::Positions;
 use super::{positions, vector};
@@ -33,7 +34,7 @@ const PARALLEL_READS: usize = 8;
 #[derive(Debug)]
 pub struct DeleteStore {
     file_io: FileIO,
-    positions: DecodedFiles<DeleteId, Positions>,
+    positions: DecodedFiles<DeleteKey, Positions>,
     /// By the name of the group: all keys of a scan are compared in the types of one schema.
     keys: DecodedFiles<Arc<str>, KeySet>,
 }
@@ -126,7 +127,7 @@ impl DeleteStore {
                 let bytes = decoded.bytes();
                 Ok((decoded, bytes))
             };
-            let decoded = self.positions.get(&delete.id(), decode).await?;
+            let decoded = self.positions.get(&delete.fact.key(), decode).await?;
             if let Some(positions) = decoded.of(&data_file.fact.path) {
                 all |= positions;
             }
@@ -134,19 +135,19 @@ impl DeleteStore {
         Ok(all)
     }
 
-    async fn decode(&self, delete: &DeleteFile, counters: &ScanCounters) -> Result<Positions, TableError> {
-        let entry = delete.live.file.as_ref();
-        match &delete.content {
-            Content::Vector(data_file) => {
+    async fn decode(&self, delete: &LiveFile, counters: &ScanCounters) -> Result<Positions, TableError> {
+        let entry = delete.file.as_ref();
+        match &delete.fact.content {
+            FileContent::DeletionVector { of, offset: _ } => {
                 let vector = vector::read(&self.file_io, entry, counters).await?;
-                Ok(Positions::of_one(data_file, vector))
+                Ok(Positions::of_one(of, vector))
             }
-            Content::PositionsOf(_) | Content::Positions => {
+            FileContent::PositionDeletes { of: _ } => {
                 readable(delete)?;
                 positions::read(&self.file_io, entry, counters).await
             }
-            Content::Equality(_) => Err(TableError::Internal(format!(
-                "{} was asked for positions, it deletes by value",
+            FileContent::EqualityDeletes { .. } | FileContent::Data => Err(TableError::Internal(format!(
+                "{} was asked for positions, which it does not have",
                 entry.file_path()
             ))),
         }
@@ -164,15 +165,15 @@ impl DeleteStore {
             }
             let mut set = KeySet::new(columns, MAX_KEYS_BYTES)?;
             let mut files = futures::stream::iter(group.files.clone())
-                .map(|file: Arc<DeleteFile>| async move {
-                    let bytes = read_whole(&self.file_io, &file.live.file, counters).await?;
+                .map(|file: Arc<LiveFile>| async move {
+                    let bytes = read_whole(&self.file_io, &file.file, counters).await?;
                     Ok::<_, TableError>((file, bytes))
                 })
                 .buffered(PARALLEL_READS);
             while let Some((file, bytes)) = files.try_next().await? {
-                let (path, sequence) = (Arc::clone(&file.live.fact.path), file.live.sequence_number);
-                let rows = file.live.file.record_count();
-                set = on_blocking_thread(&file.live.fact.path, move || {
+                let (path, sequence) = (Arc::clone(&file.fact.path), file.sequence_number);
+                let rows = file.file.record_count();
+                set = on_blocking_thread(&file.fact.path, move || {
                     set.add_file(&path, bytes, rows, sequence).map(|()| set)
                 })
                 .await??;
@@ -184,12 +185,12 @@ impl DeleteStore {
     }
 }
 
-fn readable(delete: &DeleteFile) -> Result<(), TableError> {
-    match delete.live.file.file_format() {
+fn readable(delete: &LiveFile) -> Result<(), TableError> {
+    match delete.file.file_format() {
         DataFileFormat::Parquet => Ok(()),
         other => Err(TableError::Unsupported(format!(
             "delete file {} is {other}; only Parquet files and deletion vectors are read: compact {} first",
-            delete.live.fact.path, delete.live.fact.partition
+            delete.fact.path, delete.fact.partition
         ))),
     }
 }

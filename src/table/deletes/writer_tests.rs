@@ -3,6 +3,7 @@ use std::sync::Arc;
 use datafusion::parquet::file::reader::{FileReader, SerializedFileReader};
 use iceberg::puffin::PuffinReader;
 use iceberg::spec::{DataContentType, DataFileFormat, Datum};
+use mergeberg_kernel::change::FileContent;
 use roaring::RoaringTreemap;
 
 use super::super::manifests::LiveFile;
@@ -53,8 +54,8 @@ async fn a_position_delete_file_says_which_data_file_it_is_for() {
     assert_eq!(entry.referenced_data_file().as_deref(), Some(&*files[1].fact.path));
     assert_eq!((&written.fact.partition, written.spec_id), (&files[1].fact.partition, files[1].spec_id));
     assert_eq!(entry.partition(), files[1].file.partition());
-    let found = DeleteFile::of(as_live(&written)).unwrap();
-    assert_eq!(found.content, Content::PositionsOf(Arc::clone(&files[1].fact.path)));
+    let of = Some(Arc::clone(&files[1].fact.path));
+    assert_eq!(written.fact.content, FileContent::PositionDeletes { of });
 
     let counters = ScanCounters::default();
     let positions = read_positions(&lab.table, &as_live(&written), &counters).await.unwrap();
@@ -95,11 +96,10 @@ async fn one_puffin_file_holds_the_vectors_of_many_data_files() {
     assert_eq!(written[0].fact.path, written[1].fact.path);
     let counters = ScanCounters::default();
     for (file, rows) in written.iter().zip(&rows) {
-        assert_eq!(file.data_file, rows.data_file.fact.path);
         let vector = read_vector(&lab.table, &as_live(file), &counters).await.unwrap();
         assert_eq!(vector, rows.positions);
-        let found = DeleteFile::of(as_live(file)).unwrap();
-        assert_eq!(found.content, Content::Vector(Arc::clone(&rows.data_file.fact.path)));
+        assert_eq!(file.fact.deletes_rows_of(), Some(&rows.data_file.fact.path));
+        assert_eq!(file.fact.key().content_offset, file.file.content_offset());
     }
 
     // The footer agrees with the entries, as the format demands.
@@ -114,7 +114,7 @@ async fn one_puffin_file_holds_the_vectors_of_many_data_files() {
             (blob.snapshot_id(), blob.sequence_number(), blob.fields()),
             (-1, -1, &[2_147_483_645][..])
         );
-        assert_eq!(blob.properties()["referenced-data-file"], *file.data_file);
+        assert_eq!(blob.properties()["referenced-data-file"], **file.fact.deletes_rows_of().unwrap());
         assert_eq!(blob.properties()["cardinality"], file.file.record_count().to_string());
     }
 }

@@ -80,8 +80,7 @@ async fn rule_e4_partitions_of_delete_files_are_in_the_scope() {
     assert_eq!((measured(&evidence, "rows"), measured(&evidence, "base rows")), ("0", "1"));
 
     // The other way: the delete file goes, and its row comes back.
-    let removed: Vec<_> =
-        lab.live_deletes(emptied).await.iter().map(crate::table::deletes::delete_id).collect();
+    let removed: Vec<_> = lab.live_deletes(emptied).await.iter().map(|file| file.fact.key()).collect();
     let restored = lab.row_delta(emptied, &[], &removed).await;
     let cars = [car(&lab, 12, Some(emptied), &[restored]).await];
     let evidence = run(&lab, &cars, "type = \"row-count\"\nmax-added = 0").await;
@@ -184,7 +183,7 @@ async fn rule_c5_rewritten_delete_files_change_no_row() {
     assert_eq!(proof(&lab, a).await, RewriteProof::None);
     let b = delete_rows(&mut lab, a, 1, &[2]).await;
     let path = lab.files_of_day(b, 1).await.remove(0);
-    let old: Vec<_> = lab.live_deletes(b).await.iter().map(crate::table::deletes::delete_id).collect();
+    let old: Vec<_> = lab.live_deletes(b).await.iter().map(|file| file.fact.key()).collect();
     let merged = positions_of_many(&lab, 1, &[(&path, 0), (&path, 2)]).await;
     let c = lab.row_delta(b, &[merged], &old).await;
     assert_eq!(proof(&lab, c).await, RewriteProof::Content);
