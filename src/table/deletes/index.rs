@@ -24,7 +24,7 @@ pub struct EqualityGroup {
     pub ids: Vec<i32>,
     /// By sequence number, the newest last.
     pub files: Vec<Arc<LiveFile>>,
-    /// Digest of which files these are.
+    /// Digest of which files these are, and of their sequence numbers.
     pub name: Arc<str>,
 }
 
@@ -33,8 +33,7 @@ impl EqualityGroup {
         files.sort_by(|a, b| (a.sequence_number, &a.fact.path).cmp(&(b.sequence_number, &b.fact.path)));
         let mut hash = Sha256::new();
         for file in &files {
-            hash.update(file.fact.path.as_bytes());
-            hash.update([0]);
+            hash.update(format!("{} {}\n", file.sequence_number, file.fact.path));
         }
         let name = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         Self { ids, files, name: Arc::from(name) }

@@ -140,3 +140,36 @@ fn add(found: &mut Positions, paths: &ArrayRef, positions: &ArrayRef) -> Result<
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_files::{parquet, positions_columns};
+    use super::*;
+
+    /// The decoder of the file format may fail in any way on nonsense: it is told, and nothing stops.
+    #[tokio::test]
+    async fn a_damaged_byte_is_an_error_or_other_positions_and_never_the_end() {
+        let rows: Vec<(&str, i64)> = (0..40).map(|at| (if at < 20 { "a" } else { "b" }, at)).collect();
+        let whole = parquet(positions_columns(&rows));
+        let decoded = decode("d.parquet", whole.clone().into(), 40).unwrap();
+        assert_eq!((decoded.of("a").unwrap().len(), decoded.of("b").unwrap().len()), (20, 20));
+        let mut told = 0;
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0xff;
+            let result =
+                on_blocking_thread("d.parquet", move || decode("d.parquet", damaged.into(), 40)).await;
+            match result.and_then(|decoded| decoded) {
+                Ok(_) => {}
+                Err(error) => {
+                    assert!(error.to_string().contains("d.parquet"), "{error}");
+                    told += 1;
+                }
+            }
+        }
+        assert!(told > whole.len() / 3, "{told} of {}", whole.len());
+        for length in 0..whole.len() {
+            assert!(decode("d.parquet", whole[..length].to_vec().into(), 40).is_err(), "cut at {length}");
+        }
+    }
+}

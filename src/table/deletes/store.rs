@@ -256,13 +256,13 @@ impl RowFilter {
         let first_row = self.next_row;
         self.next_row += batch.num_rows() as u64;
         let deleted = self.without.mark(first_row, batch)?;
-        let wanted: BooleanArray = match &mut self.within {
-            None => deleted.into_iter().map(|deleted| Some(!deleted)).collect(),
+        let wanted: Vec<bool> = match &mut self.within {
+            None => deleted.into_iter().map(|deleted| !deleted).collect(),
             Some(within) => {
                 let found = within.mark(first_row, batch)?;
-                found.into_iter().zip(deleted).map(|(found, deleted)| Some(found && !deleted)).collect()
+                found.into_iter().zip(deleted).map(|(found, deleted)| found && !deleted).collect()
             }
         };
-        filter_record_batch(batch, &wanted)
+        filter_record_batch(batch, &BooleanArray::from(wanted))
     }
 }
