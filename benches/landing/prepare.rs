@@ -232,6 +232,8 @@ pub fn change(table: &LoadedTable, files: Vec<NewDataFile>) -> SnapshotChange {
         label: "append".to_owned(),
         add: files.into_iter().map(AddedFile::from).collect(),
         remove: std::collections::BTreeSet::new(),
+        add_deletes: Vec::new(),
+        remove_deletes: std::collections::BTreeSet::new(),
         summary: std::collections::BTreeMap::new(),
         now_ms: now_ms(),
         schema_id: table.facts.current_schema_id,

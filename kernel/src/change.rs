@@ -15,7 +15,7 @@ pub struct FileFact {
     pub path: Arc<str>,
     pub partition: Arc<Partition>,
     pub records: i64,
-    /// Size of the whole file, also where it holds many deletion vectors.
+    /// Size of the file, or of the blob in it for a deletion vector: many of them share one file.
     pub bytes: i64,
     pub content: FileContent,
 }

@@ -48,6 +48,25 @@ pub struct NewSnapshot {
     /// `append`, `overwrite`, `replace` or `delete`.
     pub label: String,
     pub summary: BTreeMap<String, String>,
+    /// Format v3 only.
+    pub row_range: Option<RowRange>,
+}
+
+/// Row ids that a snapshot takes (table spec, "Row Lineage").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RowRange {
+    /// The table's `next-row-id` when the snapshot is added (rule N2).
+    pub first_row_id: i64,
+    /// How many ids are taken: no fewer than rows that are new.
+    pub added_rows: i64,
+}
+
+impl RowRange {
+    /// The id after the last; `None` when there is no such number.
+    pub fn end(&self) -> Option<i64> {
+        self.first_row_id.checked_add(self.added_rows)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

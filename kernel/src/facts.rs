@@ -50,6 +50,8 @@ pub struct TableFacts {
     pub location: String,
     pub last_sequence_number: i64,
     pub last_updated_ms: i64,
+    /// `next-row-id`; `None` below format v3, which has no row ids.
+    pub next_row_id: Option<i64>,
     pub current_schema_id: SchemaId,
     pub default_spec_id: SpecId,
     pub default_sort_order_id: SortOrderId,

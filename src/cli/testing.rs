@@ -67,6 +67,7 @@ pub fn facts() -> TableFacts {
         location: "file:///w".to_owned(),
         last_sequence_number: 3,
         last_updated_ms: START_MS + HOUR_MS,
+        next_row_id: None,
         current_schema_id: SchemaId(0),
         default_spec_id: SpecId(0),
         default_sort_order_id: SortOrderId(0),

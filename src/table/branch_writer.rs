@@ -127,6 +127,8 @@ impl BranchWriter {
                 label: label.clone(),
                 add: files.iter().cloned().map(AddedFile::from).collect(),
                 remove: self.removed(&loaded, expected, &remove).await?,
+                add_deletes: Vec::new(),
+                remove_deletes: BTreeSet::new(),
                 summary: summary.clone(),
                 now_ms: (self.clock)(),
                 schema_id: loaded.facts.current_schema_id,

@@ -34,9 +34,27 @@ pub struct TableDefinition {
     /// Column and transform (`identity`, `day`, `bucket[16]`), in order.
     pub partition: Vec<(String, String)>,
     pub properties: HashMap<String, String>,
+    /// 2 or 3; 2 when it is not said.
+    pub format_version: Option<u8>,
 }
 
 impl TableDefinition {
+    pub fn format_version(mut self, version: u8) -> Self {
+        self.format_version = Some(version);
+        self
+    }
+
+    fn version(&self) -> Result<FormatVersion, iceberg::Error> {
+        match self.format_version {
+            None | Some(2) => Ok(FormatVersion::V2),
+            Some(3) => Ok(FormatVersion::V3),
+            Some(other) => Err(iceberg::Error::new(
+                iceberg::ErrorKind::FeatureUnsupported,
+                format!("tables of format version {other} are not made here"),
+            )),
+        }
+    }
+
     pub fn column(mut self, name: &str, type_name: &str, required: bool) -> Self {
         self.columns.push(ColumnDefinition {
             name: name.to_owned(),
@@ -95,7 +113,8 @@ impl SqlCatalog {
             |e: iceberg::Error| CatalogError::Refused(format!("{name} cannot be created: {}", plain(&e)));
         let schema = definition.schema().map_err(invalid)?;
         let spec = definition.spec(&schema).map_err(invalid)?;
-        self.create_table(name, schema, spec, definition.properties.clone()).await
+        let version = definition.version().map_err(invalid)?;
+        self.create_table_of(version, name, schema, spec, definition.properties.clone()).await
     }
 
     /// Creates a namespace; one that exists stays as it is. Levels are joined by dots.
@@ -112,6 +131,18 @@ impl SqlCatalog {
         spec: impl Into<UnboundPartitionSpec>,
         properties: HashMap<String, String>,
     ) -> Result<Arc<LoadedTable>, CatalogError> {
+        self.create_table_of(FormatVersion::V2, name, schema, spec, properties).await
+    }
+
+    /// As [`Self::create_table`], of a format version that commits are applied to.
+    pub async fn create_table_of(
+        &self,
+        version: FormatVersion,
+        name: &TableName,
+        schema: Schema,
+        spec: impl Into<UnboundPartitionSpec>,
+        properties: HashMap<String, String>,
+    ) -> Result<Arc<LoadedTable>, CatalogError> {
         self.require_namespace(name).await?;
         let location = format!("{}/{}/{}", self.warehouse, name.namespace.join("/"), name.name);
         let creation = TableCreation::builder()
@@ -120,7 +151,7 @@ impl SqlCatalog {
             .schema(schema)
             .partition_spec(spec)
             .properties(properties)
-            .format_version(FormatVersion::V2)
+            .format_version(version)
             .build();
         let json = metadata_json(creation, (self.clock)())
             .map_err(|message| CatalogError::Refused(format!("{name} cannot be created: {message}")))?;

@@ -24,14 +24,17 @@ use serde::de::DeserializeOwned;
 pub use apply::Applied;
 use raw::{RawObject, push_array, quote};
 
-/// The only format version that commits are applied to. v1 loses its refs in the crate's model, and v3's
-/// row lineage has to be carried by the snapshot writer first.
-pub const SUPPORTED_FORMAT_VERSION: u64 = 2;
+/// The format versions that commits are applied to. v1 loses its refs in the crate's model.
+const SUPPORTED_FORMAT_VERSIONS: [u64; 2] = [2, 3];
+/// From this version on rows have ids (table spec, "Row Lineage").
+const ROW_LINEAGE: u8 = 3;
 
 /// `current-snapshot-id` of a table without one, as Java writes it in v2.
 pub(super) const NO_SNAPSHOT: i64 = -1;
 
 const REFS: &str = "refs";
+/// Member of a v3 table: the id that the next new row gets.
+const NEXT_ROW_ID: &str = "next-row-id";
 const SNAPSHOTS: &str = "snapshots";
 const SNAPSHOT_LOG: &str = "snapshot-log";
 
@@ -39,8 +42,18 @@ const SNAPSHOT_LOG: &str = "snapshot-log";
 pub enum DocumentError {
     #[error("it is no metadata document: {0}")]
     NotADocument(String),
-    #[error("format version {0} is not supported")]
+    #[error(
+        "it has format version 1, whose branches and tags would be lost; upgrade it to version 2 with the \
+         engine that owns it (set the table property format-version to 2), then go on"
+    )]
+    FormatVersion1,
+    #[error(
+        "it has format version {0}, which this release does not know; publish to it with its own engine until \
+         a later release does"
+    )]
     FormatVersion(u64),
+    #[error("it is encrypted ({0}), and its files cannot be checked; publish to it with its own engine")]
+    Encrypted(String),
     #[error("'{0}' is missing")]
     Missing(&'static str),
     #[error("'{key}' cannot be read: {message}")]
@@ -52,6 +65,17 @@ pub enum DocumentError {
          stage it again on the table as it is now"
     )]
     StaleSequenceNumber { snapshot: SnapshotId, sequence_number: i64, last: i64 },
+    /// Rule N2: row ids follow one another without gaps.
+    #[error(
+        "snapshot {snapshot} gives out row ids from {first_row_id} on, and the table is at {next}; stage it \
+         again on the table as it is now"
+    )]
+    WrongRowIds { snapshot: SnapshotId, first_row_id: i64, next: i64 },
+    #[error(
+        "snapshot {snapshot} was made for another format version than the table's {version}; stage it again \
+         on the table as it is now"
+    )]
+    OtherFormat { snapshot: SnapshotId, version: u8 },
     #[error("the parent {parent} of snapshot {snapshot} is not in the table; stage it again")]
     UnknownParent { snapshot: SnapshotId, parent: SnapshotId },
     #[error("ref '{name}' cannot be set to {snapshot}: the table has no such snapshot")]
@@ -101,7 +125,10 @@ impl Document {
             Some(raw) => decode("format-version", raw)?,
             None => return Err(DocumentError::Missing("format-version")),
         };
-        if version != SUPPORTED_FORMAT_VERSION {
+        if version == 1 {
+            return Err(DocumentError::FormatVersion1);
+        }
+        if !SUPPORTED_FORMAT_VERSIONS.contains(&version) {
             return Err(DocumentError::FormatVersion(version));
         }
         let mut document =
@@ -210,6 +237,17 @@ impl Document {
             Some(raw) => decode(key, raw).map(Some),
             None => Ok(None),
         }
+    }
+
+    /// `next-row-id`, where the format has it.
+    pub(super) fn next_row_id(&self, format_version: u8) -> Result<Option<i64>, DocumentError> {
+        if format_version < ROW_LINEAGE {
+            return Ok(None);
+        }
+        let next: u64 = self.required(NEXT_ROW_ID)?;
+        let message = || format!("{next} is out of range");
+        let field = |_| DocumentError::Field { key: NEXT_ROW_ID.to_owned(), message: message() };
+        i64::try_from(next).map(Some).map_err(field)
     }
 
     /// Sets a top-level member in its place, or appends it. Not for the two long arrays.

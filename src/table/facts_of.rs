@@ -26,6 +26,8 @@ struct SnapshotJson {
     manifest_list: String,
     #[serde(default)]
     summary: BTreeMap<String, String>,
+    /// Names the key of an encrypted manifest list (format v3).
+    key_id: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -107,6 +109,12 @@ pub fn facts_of(name: &TableName, document: &Document) -> Result<TableFacts, Doc
         let snapshot: SnapshotJson = serde_json::from_str(&element.text).map_err(|e| {
             DocumentError::Field { key: format!("snapshots ({})", element.snapshot), message: e.to_string() }
         })?;
+        if snapshot.key_id.is_some() {
+            return Err(DocumentError::Encrypted(format!(
+                "the manifest list of snapshot {}",
+                element.snapshot
+            )));
+        }
         snapshots.push(snapshot_fact(snapshot));
     }
     let mut snapshot_log = Vec::with_capacity(document.snapshot_log().len());
@@ -116,13 +124,15 @@ pub fn facts_of(name: &TableName, document: &Document) -> Result<TableFacts, Doc
         let LogEntryJson { snapshot_id, timestamp_ms } = entry;
         snapshot_log.push(LogEntry { snapshot_id: SnapshotId(snapshot_id), timestamp_ms });
     }
+    let format_version = document.required("format-version")?;
     Ok(TableFacts {
         name: name.clone(),
         uuid: TableUuid(document.required("table-uuid")?),
-        format_version: document.required("format-version")?,
+        format_version,
         location: document.required("location")?,
         last_sequence_number: document.required("last-sequence-number")?,
         last_updated_ms: document.required("last-updated-ms")?,
+        next_row_id: document.next_row_id(format_version)?,
         current_schema_id: SchemaId(document.required("current-schema-id")?),
         default_spec_id: SpecId(document.required("default-spec-id")?),
         default_sort_order_id: SortOrderId(document.required("default-sort-order-id")?),
@@ -170,6 +180,7 @@ fn snapshot_fact(json: SnapshotJson) -> SnapshotFact {
         schema_id,
         manifest_list,
         mut summary,
+        key_id: _,
     } = json;
     SnapshotFact {
         id: SnapshotId(snapshot_id),

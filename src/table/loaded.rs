@@ -52,15 +52,10 @@ impl LoadedTable {
             metadata_file::decode(bytes).map_err(|e| unreadable(name, metadata_location, e.to_string()))?;
         let document = Document::parse(&json).map_err(|e| refuse(name, metadata_location, e))?;
         let facts = facts_of(name, &document).map_err(|e| refuse(name, metadata_location, e))?;
-        if document.raw(ENCRYPTION_KEYS).is_some_and(|raw| raw != "[]")
-            || facts.properties.contains_key(ENCRYPTION_KEY_ID)
-        {
-            return Err(CatalogError::Unsupported {
-                table: name.clone(),
-                message:
-                    "it is encrypted, and its files cannot be checked; publish to it with its own engine"
-                        .to_owned(),
-            });
+        let by_keys = document.raw(ENCRYPTION_KEYS).is_some_and(|raw| raw != "[]").then_some(ENCRYPTION_KEYS);
+        let by_property = facts.properties.contains_key(ENCRYPTION_KEY_ID).then_some(ENCRYPTION_KEY_ID);
+        if let Some(sign) = by_keys.or(by_property) {
+            return Err(refuse(name, metadata_location, DocumentError::Encrypted(format!("it has {sign}"))));
         }
         let metadata =
             model_of(&json, &facts).map_err(|message| unreadable(name, metadata_location, message))?;
@@ -170,6 +165,9 @@ fn agree_on_head(model: &TableMetadata, facts: &TableFacts) -> Result<(), String
     if model.last_updated_ms() != facts.last_updated_ms {
         return differs("last-updated-ms");
     }
+    if facts.next_row_id.is_some_and(|next| u64::try_from(next) != Ok(model.next_row_id())) {
+        return differs("next-row-id");
+    }
     if model.current_snapshot_id() != facts.head(&RefName::main()).map(|head| head.0) {
         return differs("current-snapshot-id");
     }
@@ -200,19 +198,13 @@ fn unreadable(table: &TableName, location: &str, message: String) -> CatalogErro
 
 /// A document that could not be read, or must not be.
 fn refuse(table: &TableName, location: &str, error: DocumentError) -> CatalogError {
-    let message = match error {
-        DocumentError::FormatVersion(1) => {
-            "it has format version 1, whose branches and tags would be lost; upgrade it to version 2 with \
-             the engine that owns it (set the table property format-version to 2), then go on"
-                .to_owned()
+    let message = error.to_string();
+    match error {
+        DocumentError::FormatVersion1 | DocumentError::FormatVersion(_) | DocumentError::Encrypted(_) => {
+            CatalogError::Unsupported { table: table.clone(), message }
         }
-        DocumentError::FormatVersion(version) => format!(
-            "it has format version {version}, which a later release will support; publish to it with its \
-             own engine until then"
-        ),
-        other => return unreadable(table, location, other.to_string()),
-    };
-    CatalogError::Unsupported { table: table.clone(), message }
+        _ => unreadable(table, location, message),
+    }
 }
 
 #[cfg(test)]
@@ -276,9 +268,27 @@ mod tests {
 
     #[test]
     fn later_format_versions_are_refused() {
-        let error = load(&metadata(|m| m["format-version"] = json!(3))).unwrap_err();
+        let error = load(&metadata(|m| m["format-version"] = json!(4))).unwrap_err();
 
-        assert!(error.to_string().contains("format version 3"), "{error}");
+        assert!(matches!(&error, CatalogError::Unsupported { .. }), "{error}");
+        assert!(error.to_string().contains("format version 4"), "{error}");
+    }
+
+    #[test]
+    fn a_table_of_version_3_says_its_next_row_id() {
+        let v3 = |next: Value| {
+            load(&metadata(|m| {
+                m["format-version"] = json!(3);
+                m["next-row-id"] = next;
+            }))
+        };
+
+        assert_eq!(v3(json!(7)).unwrap().facts.next_row_id, Some(7));
+        for next in [json!(null), json!(-1), json!("7")] {
+            let error = v3(next).unwrap_err();
+            assert!(matches!(&error, CatalogError::Unreadable { .. }), "{error}");
+            assert!(error.to_string().contains("next-row-id"), "{error}");
+        }
     }
 
     #[test]
@@ -289,6 +299,14 @@ mod tests {
 
         assert!(by_key.to_string().contains("encrypted"));
         assert!(by_property.to_string().contains("encrypted"));
+        let by_list = load(&metadata(|m| {
+            m["format-version"] = json!(3);
+            m["next-row-id"] = json!(0);
+            m["snapshots"][0]["key-id"] = json!("k");
+        }))
+        .unwrap_err();
+        assert!(matches!(&by_list, CatalogError::Unsupported { .. }), "{by_list}");
+        assert!(by_list.to_string().contains("snapshot 5"), "{by_list}");
     }
 
     #[test]
@@ -335,6 +353,7 @@ mod tests {
             schema_id: SchemaId(0),
             label: "append".to_owned(),
             summary: std::collections::BTreeMap::new(),
+            row_range: None,
         };
         let branch = RefFact {
             name: RefName::new("ingest/a"),

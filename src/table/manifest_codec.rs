@@ -10,11 +10,11 @@ use std::sync::Arc;
 use iceberg::io::FileIO;
 use iceberg::metadata_columns::RESERVED_FIELD_ID_DELETE_FILE_PATH;
 use iceberg::spec::{
-    DataContentType, DataFile, DataFileFormat, Datum, Manifest, ManifestContentType, ManifestFile,
-    ManifestStatus, ManifestWriterBuilder, PartitionSpec, PartitionSpecRef, PrimitiveLiteral, SchemaRef,
-    Struct, StructType, TableMetadata, UNASSIGNED_SEQUENCE_NUMBER,
+    DataContentType, DataFile, DataFileFormat, Datum, FormatVersion, Manifest, ManifestContentType,
+    ManifestFile, ManifestStatus, ManifestWriterBuilder, PartitionSpec, PartitionSpecRef, PrimitiveLiteral,
+    SchemaRef, Struct, StructType, TableMetadata, UNASSIGNED_SEQUENCE_NUMBER,
 };
-use mergeberg_kernel::change::{FileContent, FileFact};
+use mergeberg_kernel::change::{DeleteKey, FileContent, FileFact};
 use mergeberg_kernel::ids::{SnapshotId, SpecId};
 use mergeberg_kernel::partition::Partition;
 use tokio::runtime::Handle;
@@ -62,8 +62,7 @@ pub(super) struct DecodedManifest {
     pub entries: Vec<Entry>,
     /// Each partition of the manifest once.
     pub partitions: Vec<Arc<Partition>>,
-    /// Position of each live path in `entries`.
-    live: HashMap<Arc<str>, usize>,
+    live: HashSet<DeleteKey>,
     /// Estimate of the memory held, in bytes.
     pub bytes: usize,
 }
@@ -86,18 +85,13 @@ impl DecodedManifest {
             }
         }
         let partitions = partitions.into_iter().collect();
-        let live = entries
-            .iter()
-            .enumerate()
-            .filter(|(_, entry)| entry.is_live())
-            .map(|(at, entry)| (entry.fact.path.clone(), at))
-            .collect();
+        let live = entries.iter().filter(|entry| entry.is_live()).map(|entry| entry.fact.key()).collect();
         let bytes = entries.iter().map(|entry| entry_bytes(&entry.file)).sum::<usize>() + ENTRY_BYTES;
         Self { spec_id, content, schema, entries, partitions, live, bytes }
     }
 
-    pub fn holds_live(&self, path: &str) -> bool {
-        self.live.contains_key(path)
+    pub fn holds_live(&self, file: &DeleteKey) -> bool {
+        self.live.contains(file)
     }
 }
 
@@ -164,13 +158,17 @@ pub(super) fn file_fact(file: &DataFile, partition: Arc<Partition>) -> Result<Fi
     let number = |value: u64, what: &str| {
         i64::try_from(value).map_err(|_| format!("{} of {} is out of range", what, file.file_path()))
     };
-    Ok(FileFact {
-        path: Arc::from(file.file_path()),
-        partition,
-        records: number(file.record_count(), "the record count")?,
-        bytes: number(file.file_size_in_bytes(), "the size")?,
-        content: content_of(file)?,
-    })
+    let content = content_of(file)?;
+    let blob = match content {
+        FileContent::DeletionVector { .. } => file.content_size_in_bytes(),
+        FileContent::Data | FileContent::PositionDeletes { .. } | FileContent::EqualityDeletes { .. } => None,
+    };
+    let bytes = match blob {
+        Some(bytes) => bytes,
+        None => number(file.file_size_in_bytes(), "the size")?,
+    };
+    let records = number(file.record_count(), "the record count")?;
+    Ok(FileFact { path: Arc::from(file.file_path()), partition, records, bytes, content })
 }
 
 /// What the file holds, as its entry says.
@@ -211,10 +209,12 @@ fn only_data_file(file: &DataFile) -> Option<Arc<str>> {
     (lower == upper).then(|| Arc::from(lower))
 }
 
-/// A manifest to be written: all of one partition spec, data files only.
+/// A manifest to be written: all of one partition spec, either data files or delete files.
 #[derive(Debug)]
 pub(super) struct ManifestPlan {
     pub path: String,
+    pub version: FormatVersion,
+    pub content: ManifestContentType,
     pub snapshot: SnapshotId,
     /// Sequence number of the snapshot; ADDED entries that carry it are written as null (inherited).
     pub sequence_number: i64,
@@ -223,8 +223,8 @@ pub(super) struct ManifestPlan {
     pub entries: Vec<Entry>,
 }
 
-/// Writes a data manifest of format v2 and gives its list entry, with its numbers assigned, and the
-/// decoded form that reading it would give.
+/// Writes a manifest of format v2 or v3 and gives its list entry, with its sequence numbers assigned, and
+/// the decoded form that reading it would give.
 pub(super) async fn write(
     file_io: FileIO,
     plan: ManifestPlan,
@@ -241,13 +241,20 @@ fn write_blocking(
     file_io: &FileIO,
     plan: ManifestPlan,
 ) -> Result<(ManifestFile, DecodedManifest), TableError> {
-    let ManifestPlan { path, snapshot, sequence_number, spec, schema, entries } = plan;
+    let ManifestPlan { path, version, content, snapshot, sequence_number, spec, schema, mut entries } = plan;
+    // Readers of v3 differ in whether a removed file uses up row ids (the table spec does not say): at the
+    // end it makes no difference.
+    entries.sort_by_key(|entry| !entry.is_live());
     let failed = |error: iceberg::Error| TableError::of_write(&path, error);
     let output = file_io.new_output(&path).map_err(failed)?;
     let spec_id = spec.spec_id();
-    let mut writer =
-        ManifestWriterBuilder::new(output, Some(snapshot.0), schema.clone(), spec.as_ref().clone())
-            .build_v2_data();
+    let builder = ManifestWriterBuilder::new(output, Some(snapshot.0), schema.clone(), spec.as_ref().clone());
+    let mut writer = match (version, content) {
+        (FormatVersion::V3, ManifestContentType::Data) => builder.build_v3_data(),
+        (FormatVersion::V3, ManifestContentType::Deletes) => builder.build_v3_deletes(),
+        (FormatVersion::V1 | FormatVersion::V2, ManifestContentType::Data) => builder.build_v2_data(),
+        (FormatVersion::V1 | FormatVersion::V2, ManifestContentType::Deletes) => builder.build_v2_deletes(),
+    };
     for entry in &entries {
         let file = entry.file.as_ref().clone();
         let file_sequence = Some(entry.file_sequence_number);
@@ -270,7 +277,7 @@ fn write_blocking(
     if list_entry.min_sequence_number == UNASSIGNED_SEQUENCE_NUMBER {
         list_entry.min_sequence_number = sequence_number;
     }
-    let decoded = DecodedManifest::new(SpecId(spec_id), ManifestContentType::Data, schema, entries);
+    let decoded = DecodedManifest::new(SpecId(spec_id), content, schema, entries);
     Ok((list_entry, decoded))
 }
 

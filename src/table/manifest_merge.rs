@@ -3,7 +3,7 @@
 //! Follows Java's `ManifestMergeManager` and its bin packing, at the table's own thresholds: manifests of
 //! one spec are packed, from the oldest on, into consecutive bins of the target size; order is kept. The
 //! newest bin, the one that holds the newest manifest, waits until it has the minimum count; every other
-//! bin of two or more is merged at once. Data manifests only: delete manifests are carried unchanged.
+//! bin of two or more is merged at once. Data and delete manifests are planned apart, each by itself.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ pub(super) enum MergeStep {
     Merge(Vec<usize>),
 }
 
-/// Plans the merge of data manifests, newest first. The result lists every position once.
+/// Plans the merge of manifests of one content, newest first. The result lists every position once.
 pub(super) fn plan<M: AsRef<ManifestFile>>(manifests: &[M], settings: &MergeSettings) -> Vec<MergeStep> {
     if !settings.enabled {
         return (0..manifests.len()).map(MergeStep::Keep).collect();

@@ -1,22 +1,27 @@
-//! Manifests of one chain of candidates: new ones, rewritten ones, merged ones.
+//! Manifests of one chain of candidates: new ones, rewritten ones, merged ones; of data and of delete files
+//! alike, which never share a manifest.
 //!
 //! A manifest that holds a removed file is written again (rules N4, D8); small ones are merged at the
-//! table's thresholds (rule L9). Every manifest written enters the store's cache in its decoded form.
+//! table's thresholds (rule L9). Rows keep the ids that they have (rule N2). Every manifest written enters the store's cache in its decoded form.
 //! What the files are, and in which order snapshots follow, the snapshot writer decides.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
-use iceberg::spec::{ManifestFile, ManifestStatus};
-use mergeberg_kernel::change::FileFact;
+use iceberg::spec::{FormatVersion, ManifestContentType, ManifestFile, ManifestStatus};
+use mergeberg_kernel::change::{DeleteKey, FileContent, FileFact};
 use mergeberg_kernel::ids::{SnapshotId, SpecId};
+use mergeberg_kernel::partition::Partition;
 use uuid::Uuid;
 
 use super::error::TableError;
 use super::manifest_codec::{self, DecodedManifest, Entry, ManifestPlan};
-use super::manifest_merge::{self, MergeSettings, MergeStep};
-use super::manifests::{ManifestFiles, ManifestStore, TableAccess, has_live_files, on_blocking_thread};
+use super::manifest_merge::{self, MergeSettings, MergeStep, carried_over};
+use super::manifests::{
+    FileScope, ManifestFiles, ManifestStore, TableAccess, has_live_files, may_hold, on_blocking_thread,
+};
+use super::row_ids;
 
 /// Manifests written at the same time.
 const PARALLEL_WRITES: usize = 8;
@@ -53,7 +58,7 @@ impl ManifestMaker {
     pub async fn without(
         &mut self,
         mut manifests: ManifestFiles,
-        remove: &BTreeSet<Arc<str>>,
+        remove: &BTreeSet<DeleteKey>,
         author: Author,
     ) -> Result<(ManifestFiles, Vec<FileFact>), TableError> {
         if remove.is_empty() {
@@ -64,11 +69,15 @@ impl ManifestMaker {
         let mut plans = Vec::with_capacity(holders.len());
         for (at, manifest) in &holders {
             let (held, wanted) = (manifest.clone(), remove.clone());
-            let path = &manifests[*at].manifest_path;
-            let (entries, gone) =
-                on_blocking_thread(path, move || split(&held, &wanted, author.snapshot)).await?;
+            let file = manifests[*at].clone();
+            let (entries, gone) = on_blocking_thread(&manifests[*at].manifest_path, move || {
+                let entries = row_ids::resolved(&file, &held.entries, author)?;
+                Ok::<_, TableError>(split(entries, &wanted, author.snapshot))
+            })
+            .await??;
             removed.extend(gone);
-            plans.push(self.plan(author, manifest.spec_id, entries, Some(manifest.as_ref()))?);
+            let kind = (manifest.content, manifest.spec_id);
+            plans.push(self.plan(author, kind, entries, Some(manifest.as_ref()))?);
         }
         let rewritten = self.write(plans).await?;
         for ((at, _), manifest) in holders.iter().zip(rewritten) {
@@ -77,20 +86,49 @@ impl ManifestMaker {
         Ok((manifests, removed))
     }
 
+    /// Live deletion vectors of these data files (rule D5). Vectors lie in the partition of their data file
+    /// (table spec, "Deletion Vectors"), so manifests of other partitions are not opened.
+    pub async fn vectors_of<'a>(
+        &self,
+        data_files: impl Iterator<Item = (&'a Arc<str>, &'a Arc<Partition>)>,
+        deletes: &ManifestFiles,
+    ) -> Result<Vec<FileFact>, TableError> {
+        if self.access.metadata.format_version() < FormatVersion::V3 || deletes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (paths, partitions): (HashSet<&Arc<str>>, BTreeSet<&Arc<Partition>>) = data_files.unzip();
+        if paths.is_empty() {
+            return Ok(Vec::new());
+        }
+        let scope = FileScope::Partitions(partitions.into_iter().cloned().collect());
+        let wanted = may_hold(&self.access, deletes, &scope);
+        let mut vectors = Vec::new();
+        for manifest in self.store.manifests(&self.access, &wanted).await? {
+            for entry in manifest.entries.iter().filter(|entry| entry.is_live()) {
+                if let FileContent::DeletionVector { of, offset: _ } = &entry.fact.content
+                    && paths.contains(of)
+                {
+                    vectors.push(entry.fact.clone());
+                }
+            }
+        }
+        Ok(vectors)
+    }
+
     /// The manifests that hold the files to remove, with their positions. What is in the cache is asked
     /// first: usually the classification has read exactly these. As each path is live once, the search
     /// ends with the last of them.
     async fn find(
         &self,
-        remove: &BTreeSet<Arc<str>>,
+        remove: &BTreeSet<DeleteKey>,
         manifests: &[Arc<ManifestFile>],
         snapshot: SnapshotId,
     ) -> Result<Vec<(usize, Arc<DecodedManifest>)>, TableError> {
-        let mut missing: HashSet<Arc<str>> = remove.iter().cloned().collect();
+        let mut missing: HashSet<DeleteKey> = remove.iter().cloned().collect();
         let mut holders: BTreeMap<usize, Arc<DecodedManifest>> = BTreeMap::new();
-        let mut look = |at: usize, manifest: Arc<DecodedManifest>, missing: &mut HashSet<Arc<str>>| {
+        let mut look = |at: usize, manifest: Arc<DecodedManifest>, missing: &mut HashSet<DeleteKey>| {
             let wanted = missing.len();
-            missing.retain(|path| !manifest.holds_live(path));
+            missing.retain(|file| !manifest.holds_live(file));
             if missing.len() < wanted {
                 holders.insert(at, manifest);
             }
@@ -115,13 +153,13 @@ impl ManifestMaker {
                 look(*at, manifest, &mut missing);
             }
         }
-        if let Some(path) = missing.iter().min() {
-            return Err(TableError::NotLive { snapshot, path: path.to_string(), more: missing.len() - 1 });
+        if let Some(file) = missing.iter().min() {
+            return Err(TableError::NotLive { snapshot, path: file.to_string(), more: missing.len() - 1 });
         }
         Ok(holders.into_iter().collect())
     }
 
-    /// Merges data manifests at the table's thresholds (rule L9).
+    /// Merges manifests of one content at the table's thresholds (rule L9).
     pub async fn merged(
         &mut self,
         manifests: ManifestFiles,
@@ -139,14 +177,20 @@ impl ManifestMaker {
             let files: ManifestFiles = bin.iter().map(|at| manifests[*at].clone()).collect();
             let decoded = self.store.manifests(&self.access, &files).await?;
             let newest = decoded.first().cloned();
+            let listed = files.clone();
             let entries = on_blocking_thread(&files[0].manifest_path, move || {
-                let entries = decoded.iter().flat_map(|manifest| &manifest.entries);
-                entries.filter_map(|e| manifest_merge::carried_over(e, author.snapshot)).collect()
+                let mut entries = Vec::new();
+                for (file, manifest) in listed.iter().zip(&decoded) {
+                    let resolved = row_ids::resolved(file, &manifest.entries, author)?;
+                    let carried = resolved.iter().filter_map(|e| carried_over(e, author.snapshot));
+                    entries.extend(carried);
+                }
+                Ok::<_, TableError>(entries)
             })
-            .await?;
-            let spec_id = SpecId(files[0].partition_spec_id);
+            .await??;
+            let kind = (files[0].content, SpecId(files[0].partition_spec_id));
             // Files of one spec whose partition values differ in type (a promoted column) share no header.
-            let Ok(plan) = self.plan(author, spec_id, entries, newest.as_deref()) else {
+            let Ok(plan) = self.plan(author, kind, entries, newest.as_deref()) else {
                 merged.extend(files);
                 continue;
             };
@@ -167,11 +211,12 @@ impl ManifestMaker {
         }
     }
 
-    /// A manifest to write. `own` is the manifest that the entries come from, whose header fits them.
+    /// A manifest to write, of this content and spec. `own` is the manifest that the entries come from,
+    /// whose header fits them.
     pub fn plan(
         &mut self,
         author: Author,
-        spec_id: SpecId,
+        (content, spec_id): (ManifestContentType, SpecId),
         entries: Vec<Entry>,
         own: Option<&DecodedManifest>,
     ) -> Result<ManifestPlan, TableError> {
@@ -192,7 +237,9 @@ impl ManifestMaker {
             })?;
         let path = format!("{}/{}-m{}.avro", self.folder, self.run, self.named);
         self.named += 1;
-        Ok(ManifestPlan { path, snapshot, sequence_number, spec: spec.clone(), schema, entries })
+        let version = metadata.format_version();
+        let spec = spec.clone();
+        Ok(ManifestPlan { path, version, content, snapshot, sequence_number, spec, schema, entries })
     }
 
     /// Writes manifests in parallel; list entries in the order of `plans`.
@@ -215,23 +262,21 @@ impl ManifestMaker {
 /// The entries of a manifest without the files of `remove`: those are DELETED by `snapshot`, the others
 /// EXISTING with the numbers they have. And the facts of the files removed.
 fn split(
-    manifest: &DecodedManifest,
-    remove: &BTreeSet<Arc<str>>,
+    mut entries: Vec<Entry>,
+    remove: &BTreeSet<DeleteKey>,
     snapshot: SnapshotId,
 ) -> (Vec<Entry>, Vec<FileFact>) {
-    let mut entries = Vec::with_capacity(manifest.entries.len());
     let mut removed = Vec::new();
     // Rule D8: entries that are DELETED already are left out, or their rows come back.
-    for entry in manifest.entries.iter().filter(|entry| entry.is_live()) {
-        let mut entry = entry.clone();
-        if remove.contains(&entry.fact.path) {
+    entries.retain(Entry::is_live);
+    for entry in &mut entries {
+        if remove.contains(&entry.fact.key()) {
             removed.push(entry.fact.clone());
             entry.status = ManifestStatus::Deleted;
             entry.snapshot = snapshot;
         } else {
             entry.status = ManifestStatus::Existing;
         }
-        entries.push(entry);
     }
     (entries, removed)
 }

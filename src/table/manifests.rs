@@ -157,11 +157,29 @@ impl ManifestStore {
         table: &LoadedTable,
         snapshot: &SnapshotFact,
     ) -> Result<Vec<LiveFile>, TableError> {
+        self.added_of(ManifestContentType::Data, table, snapshot).await
+    }
+
+    /// The delete files that `snapshot` added, in the order of its manifests.
+    pub async fn added_deletes(
+        &self,
+        table: &LoadedTable,
+        snapshot: &SnapshotFact,
+    ) -> Result<Vec<LiveFile>, TableError> {
+        self.added_of(ManifestContentType::Deletes, table, snapshot).await
+    }
+
+    async fn added_of(
+        &self,
+        content: ManifestContentType,
+        table: &LoadedTable,
+        snapshot: &SnapshotFact,
+    ) -> Result<Vec<LiveFile>, TableError> {
         let manifests = self.written_by(&TableAccess::of(table), snapshot).await?;
         let id = snapshot.id;
         on_blocking_thread(&snapshot.manifest_list, move || {
             let mut files = Vec::new();
-            for manifest in manifests.iter().filter(|m| m.content == ManifestContentType::Data) {
+            for manifest in manifests.iter().filter(|m| m.content == content) {
                 for entry in &manifest.entries {
                     if entry.status == ManifestStatus::Added && entry.snapshot == id {
                         files.push(live_file(entry, manifest.spec_id));
@@ -314,20 +332,20 @@ pub(super) async fn on_blocking_thread<T: Send + 'static>(
 }
 
 fn decode_list(path: &str, bytes: &[u8], version: FormatVersion) -> Result<ManifestFiles, TableError> {
+    // A table that was upgraded keeps the lists of its old snapshots as they are.
+    let older = [FormatVersion::V2, FormatVersion::V1].into_iter().filter(|older| *older < version);
     let list = match ManifestList::parse_with_version(bytes, version) {
         Ok(list) => list,
-        // A table that was upgraded from v1 keeps the lists of its old snapshots as they are.
-        Err(error) if version != FormatVersion::V1 => {
-            ManifestList::parse_with_version(bytes, FormatVersion::V1)
-                .map_err(|_| TableError::corrupt(path, error))?
-        }
-        Err(error) => return Err(TableError::corrupt(path, error)),
+        Err(error) => older
+            .flat_map(|older| ManifestList::parse_with_version(bytes, older))
+            .next()
+            .ok_or_else(|| TableError::corrupt(path, error))?,
     };
     Ok(list.consume_entries().into_iter().map(Arc::new).collect())
 }
 
 /// Manifests that may hold live files of the scope.
-fn may_hold(access: &TableAccess, list: &ManifestFiles, scope: &FileScope) -> ManifestFiles {
+pub(super) fn may_hold(access: &TableAccess, list: &ManifestFiles, scope: &FileScope) -> ManifestFiles {
     let mut probes: Vec<(i32, SpecProbes)> = Vec::new();
     let mut wanted = Vec::new();
     for manifest in list {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use mergeberg_kernel::change::FileFact;
+use mergeberg_kernel::change::{FileContent, FileFact};
 use mergeberg_kernel::partition::Partition;
 
 /// Total, what adds to it and what is taken off it, as keys of the summary.
@@ -38,7 +38,53 @@ const OTHER_FIGURES: [&str; 14] = [
 /// Prefix of the figures of single partitions.
 const PARTITION_PREFIX: &str = "partitions.";
 
-/// The summary of a snapshot that adds and removes data files. `parent` is the parent's summary, `None`
+/// Counts over the files that a snapshot added, or those that it removed (Java: `SnapshotSummary`).
+#[derive(Default)]
+struct Figures {
+    data_files: i64,
+    records: i64,
+    /// Of data and delete files; of a deletion vector its own bytes.
+    bytes: i64,
+    delete_files: i64,
+    position_delete_files: i64,
+    vectors: i64,
+    equality_delete_files: i64,
+    /// Rows in position-delete files and deletion vectors.
+    position_deletes: i64,
+    equality_deletes: i64,
+}
+
+impl Figures {
+    fn of(files: &[FileFact]) -> Self {
+        let mut figures = Self::default();
+        for file in files {
+            figures.bytes += file.bytes;
+            match file.content {
+                FileContent::Data => {
+                    figures.data_files += 1;
+                    figures.records += file.records;
+                    continue;
+                }
+                FileContent::PositionDeletes { .. } => {
+                    figures.position_delete_files += 1;
+                    figures.position_deletes += file.records;
+                }
+                FileContent::DeletionVector { .. } => {
+                    figures.vectors += 1;
+                    figures.position_deletes += file.records;
+                }
+                FileContent::EqualityDeletes { .. } => {
+                    figures.equality_delete_files += 1;
+                    figures.equality_deletes += file.records;
+                }
+            }
+            figures.delete_files += 1;
+        }
+        figures
+    }
+}
+
+/// The summary of a snapshot that adds and removes data and delete files. `parent` is the parent's summary, `None`
 /// for a first snapshot. Of `own`, the caller's keys, those that are figures are left out.
 pub(super) fn summary(
     own: &BTreeMap<String, String>,
@@ -48,14 +94,26 @@ pub(super) fn summary(
 ) -> BTreeMap<String, String> {
     let mut summary: BTreeMap<String, String> =
         own.iter().filter(|(key, _)| !is_figure(key)).map(|(k, v)| (k.clone(), v.clone())).collect();
-    let sum = |files: &[FileFact], of: fn(&FileFact) -> i64| files.iter().map(of).sum::<i64>();
+    let (added_of, removed_of) = (Figures::of(added), Figures::of(removed));
     let figures = [
-        ("added-data-files", sum(added, |_| 1)),
-        ("added-records", sum(added, |f| f.records)),
-        ("added-files-size", sum(added, |f| f.bytes)),
-        ("deleted-data-files", sum(removed, |_| 1)),
-        ("deleted-records", sum(removed, |f| f.records)),
-        ("removed-files-size", sum(removed, |f| f.bytes)),
+        ("added-data-files", added_of.data_files),
+        ("added-records", added_of.records),
+        ("added-files-size", added_of.bytes),
+        ("added-delete-files", added_of.delete_files),
+        ("added-position-delete-files", added_of.position_delete_files),
+        ("added-dvs", added_of.vectors),
+        ("added-equality-delete-files", added_of.equality_delete_files),
+        ("added-position-deletes", added_of.position_deletes),
+        ("added-equality-deletes", added_of.equality_deletes),
+        ("deleted-data-files", removed_of.data_files),
+        ("deleted-records", removed_of.records),
+        ("removed-files-size", removed_of.bytes),
+        ("removed-delete-files", removed_of.delete_files),
+        ("removed-position-delete-files", removed_of.position_delete_files),
+        ("removed-dvs", removed_of.vectors),
+        ("removed-equality-delete-files", removed_of.equality_delete_files),
+        ("removed-position-deletes", removed_of.position_deletes),
+        ("removed-equality-deletes", removed_of.equality_deletes),
     ];
     for (key, value) in figures {
         if value > 0 {
@@ -88,7 +146,6 @@ fn is_figure(key: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use mergeberg_kernel::change::FileContent;
     use mergeberg_kernel::ids::SpecId;
 
     use super::*;
@@ -131,6 +188,39 @@ mod tests {
         assert_eq!(summary.get("total-data-files"), None);
         assert_eq!(summary.get("total-files-size"), None);
         assert_eq!(summary.get("removed-files-size").map(String::as_str), Some("40"));
+    }
+
+    #[test]
+    fn delete_files_are_counted_by_kind_as_java_does() {
+        let delete = |content: FileContent, records| FileFact { content, ..file("d", records) };
+        let vector = |offset| FileContent::DeletionVector { of: Arc::from("a"), offset };
+        let added = [
+            file("a", 3),
+            delete(vector(4), 2),
+            delete(vector(50), 1),
+            delete(FileContent::EqualityDeletes { field_ids: vec![1] }, 7),
+        ];
+        let removed = [delete(FileContent::PositionDeletes { of: None }, 4)];
+        let parent = map(&[("total-delete-files", "1"), ("total-position-deletes", "4")]);
+        let summary = summary(&BTreeMap::new(), &added, &removed, Some(&parent));
+        let expected = map(&[
+            ("added-data-files", "1"),
+            ("added-records", "3"),
+            ("added-files-size", "130"),
+            ("added-delete-files", "3"),
+            ("added-dvs", "2"),
+            ("added-equality-delete-files", "1"),
+            ("added-position-deletes", "3"),
+            ("added-equality-deletes", "7"),
+            ("removed-delete-files", "1"),
+            ("removed-position-delete-files", "1"),
+            ("removed-position-deletes", "4"),
+            ("removed-files-size", "40"),
+            ("changed-partition-count", "1"),
+            ("total-delete-files", "3"),
+            ("total-position-deletes", "3"),
+        ]);
+        assert_eq!(summary, expected);
     }
 
     #[test]

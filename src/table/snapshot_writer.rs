@@ -1,37 +1,41 @@
 //! Writes the snapshots that the target may become: a chain on a head, none of it committed yet.
 //!
-//! Owns sequence numbers (N1), timestamps (N3), manifests (N4, D8, L9) and summaries of candidates. What
-//! a snapshot adds goes into new manifests, one a partition spec; a manifest that holds a removed file is
-//! rewritten; every other manifest of the parent is named again as it is, delete manifests included.
-//! Every manifest written enters the store's cache, so the next car of the chain reads nothing.
+//! Owns sequence numbers (N1), row ids (N2), timestamps (N3), manifests (N4, D8, L9) and summaries of
+//! candidates. What a snapshot adds goes into new manifests, one a partition spec, data and delete files
+//! apart; a manifest that holds a removed file is rewritten; every other manifest of the parent is named
+//! again as it is. Every manifest written enters the store's cache, so the next car of the chain reads
+//! nothing.
 //!
 //! Each path is live once (rule D6). Looking for a path in every manifest would cost a scan of the table a
 //! car, so the writer refuses only what it knows: paths that the chain itself added or removed, and paths
 //! that the caller names by [`SnapshotWriter::take_paths`] (the classification has read them already).
 //!
-//! Absent on purpose: row-level delete files (refused above, carried unchanged here), format v1 (the
-//! metadata loses its refs) and format v3 (row ids, rule N2).
+//! A data file has at most one deletion vector: those of removed files go with them (rule D5), and one that
+//! would come beside another is refused. Which deletes a new one has to hold (rules D1, D2), the caller knows.
+//!
+//! Absent on purpose: format v1 (the metadata loses its refs) and encrypted tables (rule L7).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
-use iceberg::spec::{DataFile, FormatVersion, ManifestContentType, ManifestListWriter, ManifestStatus};
-use mergeberg_kernel::change::FileFact;
-use mergeberg_kernel::commit::NewSnapshot;
+use iceberg::spec::{FormatVersion, ManifestContentType, ManifestStatus};
+use mergeberg_kernel::change::{DeleteKey, FileContent, FileFact};
+use mergeberg_kernel::commit::{NewSnapshot, RowRange};
 use mergeberg_kernel::facts::TableFacts;
-use mergeberg_kernel::ids::{SchemaId, SnapshotId, SpecId};
+use mergeberg_kernel::ids::{SnapshotId, SpecId};
 use mergeberg_kernel::lineage::{SnapshotFact, SnapshotGraph};
-use tokio::runtime::Handle;
 
 use super::cleanup::WrittenFiles;
-use super::data_files::NewDataFile;
 use super::error::TableError;
+use super::list_writer::{self, ListPlan};
 use super::loaded::LoadedTable;
 use super::manifest_codec::Entry;
 use super::manifest_merge::MergeSettings;
 use super::manifest_rewrite::{Author, ManifestMaker};
-use super::manifests::{LiveFile, ManifestFiles, ManifestStore, TableAccess, has_live_files};
+use super::manifests::{ManifestFiles, ManifestStore, TableAccess, has_live_files};
+use super::row_ids;
+pub use super::snapshot_change::{AddedFile, SnapshotChange};
 use super::snapshot_summary;
 
 /// Manifest lists written at the same time.
@@ -44,56 +48,17 @@ const MAX_ID_DRAWS: usize = 16;
 const METADATA_PATH: &str = "write.metadata.path";
 /// Number of the attempt in the names of manifest lists: a writer makes each snapshot once.
 const ATTEMPT: u32 = 1;
-/// Labels that the table spec knows.
-const LABELS: [&str; 4] = ["append", "overwrite", "replace", "delete"];
-
-/// A data file to add.
-#[derive(Clone, Debug)]
-pub struct AddedFile {
-    pub fact: FileFact,
-    pub file: Arc<DataFile>,
-    pub spec_id: SpecId,
-    /// Data sequence number to keep (rule D4); `None` inherits the snapshot's, as every plain append must.
-    pub sequence_number: Option<i64>,
-}
-
-impl From<NewDataFile> for AddedFile {
-    fn from(file: NewDataFile) -> Self {
-        let NewDataFile { fact, file, spec_id } = file;
-        Self { fact, file, spec_id, sequence_number: None }
-    }
-}
-
-/// Re-adding a file of another branch: it takes a new sequence number (rule D3).
-impl From<LiveFile> for AddedFile {
-    fn from(live: LiveFile) -> Self {
-        Self { fact: live.fact, file: live.file, spec_id: live.spec_id, sequence_number: None }
-    }
-}
-
-/// One snapshot to write.
-#[derive(Clone, Debug)]
-pub struct SnapshotChange {
-    pub id: SnapshotId,
-    /// `append`, `overwrite`, `replace` or `delete`.
-    pub label: String,
-    pub add: Vec<AddedFile>,
-    /// Paths of data files to remove; each must be live on the parent.
-    pub remove: BTreeSet<Arc<str>>,
-    /// The caller's keys (`source-snapshot-id` and others); figures are computed here.
-    pub summary: BTreeMap<String, String>,
-    pub now_ms: i64,
-    pub schema_id: SchemaId,
-}
-
 /// The snapshot that the next one is built upon.
 #[derive(Clone)]
 struct Head {
     snapshot: Option<SnapshotId>,
     sequence_number: i64,
     timestamp_ms: i64,
-    /// Data manifests, newest first, then delete manifests.
+    /// Format v3: the id of the next new row.
+    next_row_id: Option<i64>,
+    /// Data manifests, newest first.
     data: ManifestFiles,
+    /// Delete manifests, newest first.
     deletes: ManifestFiles,
     /// `None` before the first snapshot.
     summary: Option<BTreeMap<String, String>>,
@@ -105,8 +70,8 @@ pub struct SnapshotWriter {
     /// Snapshots of the table, whose ids are taken.
     existing: SnapshotGraph,
     head: Head,
-    /// Paths that may not be added (rule D6).
-    taken: HashSet<Arc<str>>,
+    /// Files that may not be added (rule D6).
+    taken: HashSet<DeleteKey>,
     first_sequence_number: i64,
     snapshots: Vec<SnapshotId>,
     lists: Vec<String>,
@@ -117,23 +82,16 @@ struct Car {
     change: SnapshotChange,
     sequence_number: i64,
     timestamp_ms: i64,
-    /// Manifests of the added files.
-    new: ManifestFiles,
+    /// Manifests of the added data files.
+    new_data: ManifestFiles,
+    /// Manifests of the added delete files.
+    new_deletes: ManifestFiles,
 }
 
 impl Car {
     fn author(&self) -> Author {
         Author { snapshot: self.change.id, sequence_number: self.sequence_number }
     }
-}
-
-/// A manifest list to be written.
-struct ListPlan {
-    path: String,
-    snapshot: SnapshotId,
-    parent: Option<SnapshotId>,
-    sequence_number: i64,
-    manifests: ManifestFiles,
 }
 
 impl SnapshotWriter {
@@ -143,20 +101,17 @@ impl SnapshotWriter {
         table: &LoadedTable,
         parent: Option<&SnapshotFact>,
     ) -> Result<Self, TableError> {
-        match table.metadata.format_version() {
-            FormatVersion::V2 => {}
-            FormatVersion::V1 => {
+        let facts = &table.facts;
+        match (table.metadata.format_version(), facts.next_row_id) {
+            (FormatVersion::V2, None) | (FormatVersion::V3, Some(_)) => {}
+            (FormatVersion::V1, _) => {
                 return Err(TableError::Unsupported(format!(
                     "{} is of format version 1, whose branches would be lost by writing; upgrade it to 2",
-                    table.facts.name
+                    facts.name
                 )));
             }
-            FormatVersion::V3 => {
-                return Err(TableError::Unsupported(format!(
-                    "{} is of format version 3, whose row ids this release does not assign; it is not \
-                     written to",
-                    table.facts.name
-                )));
+            (FormatVersion::V2, Some(_)) | (FormatVersion::V3, None) => {
+                return Err(TableError::Internal(format!("{}: format and row ids disagree", facts.name)));
             }
         }
         let access = TableAccess::of(table);
@@ -164,14 +119,20 @@ impl SnapshotWriter {
             Some(parent) => store.list(&access, &parent.manifest_list).await?,
             None => Arc::default(),
         };
+        if let Some(encrypted) = list.iter().find(|manifest| manifest.key_metadata.is_some()) {
+            return Err(TableError::Unsupported(format!(
+                "{} is encrypted, which this release does not read; decrypt the table first",
+                encrypted.manifest_path
+            )));
+        }
         let (data, deletes) =
             list.iter().cloned().partition(|manifest| manifest.content == ManifestContentType::Data);
-        let facts = &table.facts;
         let head = Head {
             snapshot: parent.map(|p| p.id),
             // Rule N1: builders skip the check for a first publish, so it is not left to them.
             sequence_number: facts.last_sequence_number.max(parent.map_or(0, |p| p.sequence_number)),
             timestamp_ms: facts.last_updated_ms.max(parent.map_or(0, |p| p.timestamp_ms)),
+            next_row_id: facts.next_row_id,
             data,
             deletes,
             summary: parent.map(|p| p.summary.clone()),
@@ -187,10 +148,15 @@ impl SnapshotWriter {
         })
     }
 
-    /// Names paths that must not be added: the caller knows them to be live on the target, or to have been
-    /// removed from it (rule D6).
+    /// Names data files that must not be added: the caller knows them to be live on the target, or to have
+    /// been removed from it (rule D6).
     pub fn take_paths(&mut self, paths: impl IntoIterator<Item = Arc<str>>) {
-        self.taken.extend(paths);
+        self.taken.extend(paths.into_iter().map(|path| DeleteKey { path, content_offset: None }));
+    }
+
+    /// As [`Self::take_paths`], for delete files.
+    pub fn take_deletes(&mut self, files: impl IntoIterator<Item = DeleteKey>) {
+        self.taken.extend(files);
     }
 
     /// The last snapshot written, or the parent of the chain.
@@ -226,8 +192,8 @@ impl SnapshotWriter {
         let result = self.write_train(changes, &mut newly_taken).await;
         if result.is_err() {
             self.head = before;
-            for path in newly_taken {
-                self.taken.remove(&path);
+            for file in newly_taken {
+                self.taken.remove(&file);
             }
         }
         result
@@ -236,7 +202,7 @@ impl SnapshotWriter {
     async fn write_train(
         &mut self,
         changes: Vec<SnapshotChange>,
-        newly_taken: &mut Vec<Arc<str>>,
+        newly_taken: &mut Vec<DeleteKey>,
     ) -> Result<Vec<NewSnapshot>, TableError> {
         let mut cars = self.number(changes, newly_taken)?;
         self.write_added(&mut cars).await?;
@@ -250,7 +216,7 @@ impl SnapshotWriter {
         self.lists.extend(lists.iter().map(|list| list.path.clone()));
         self.snapshots.extend(lists.iter().map(|list| list.snapshot));
         let (store, access) = (&self.maker.store, &self.maker.access);
-        let writes = lists.into_iter().map(|list| write_list(store, access, list));
+        let writes = lists.into_iter().map(|list| list_writer::write(store, access, list));
         stream::iter(writes).buffered(PARALLEL_WRITES).try_collect::<Vec<()>>().await?;
         Ok(snapshots)
     }
@@ -259,7 +225,7 @@ impl SnapshotWriter {
     fn number(
         &mut self,
         changes: Vec<SnapshotChange>,
-        newly_taken: &mut Vec<Arc<str>>,
+        newly_taken: &mut Vec<DeleteKey>,
     ) -> Result<Vec<Car>, TableError> {
         let mut cars: Vec<Car> = Vec::with_capacity(changes.len());
         let (mut last_sequence, mut last_ms) = (self.head.sequence_number, self.head.timestamp_ms);
@@ -267,28 +233,39 @@ impl SnapshotWriter {
             let known = self.existing.contains(change.id)
                 || self.snapshots.contains(&change.id)
                 || cars.iter().any(|car| car.change.id == change.id);
-            check(&change, known)?;
-            for path in change.add.iter().map(|file| &file.fact.path) {
-                if change.remove.contains(path) || !self.taken.insert(path.clone()) {
-                    return Err(TableError::PathTaken { snapshot: change.id, path: path.to_string() });
-                }
-                newly_taken.push(path.clone());
+            if known {
+                let message = "its id is taken".to_owned();
+                return Err(TableError::InvalidChange { snapshot: change.id, message });
             }
-            for path in &change.remove {
-                if self.taken.insert(path.clone()) {
-                    newly_taken.push(path.clone());
+            change.check(self.maker.access.metadata.format_version())?;
+            let removed: BTreeSet<DeleteKey> = change.removed().collect();
+            for file in change.added().map(|file| file.fact.key()) {
+                if removed.contains(&file) || !self.taken.insert(file.clone()) {
+                    return Err(TableError::PathTaken { snapshot: change.id, path: file.to_string() });
+                }
+                newly_taken.push(file);
+            }
+            for file in removed {
+                if self.taken.insert(file.clone()) {
+                    newly_taken.push(file);
                 }
             }
             last_sequence += 1;
             // Rule N3: never older than the parent or the metadata.
             last_ms = change.now_ms.max(last_ms.saturating_add(1));
             if let Some(file) =
-                change.add.iter().find(|f| f.sequence_number.is_some_and(|n| n < 0 || n > last_sequence))
+                change.added().find(|f| f.sequence_number.is_some_and(|n| n < 0 || n > last_sequence))
             {
                 let message = format!("{} is to keep a sequence number of the future", file.fact.path);
                 return Err(TableError::InvalidChange { snapshot: change.id, message });
             }
-            cars.push(Car { change, sequence_number: last_sequence, timestamp_ms: last_ms, new: vec![] });
+            cars.push(Car {
+                change,
+                sequence_number: last_sequence,
+                timestamp_ms: last_ms,
+                new_data: vec![],
+                new_deletes: vec![],
+            });
         }
         Ok(cars)
     }
@@ -298,28 +275,30 @@ impl SnapshotWriter {
         let mut plans = Vec::new();
         let mut owners = Vec::new();
         for (at, car) in cars.iter().enumerate() {
-            let mut by_spec: BTreeMap<SpecId, Vec<Entry>> = BTreeMap::new();
-            for added in &car.change.add {
-                by_spec.entry(added.spec_id).or_default().push(Entry {
-                    status: ManifestStatus::Added,
-                    snapshot: car.change.id,
-                    sequence_number: added.sequence_number.unwrap_or(car.sequence_number),
-                    file_sequence_number: car.sequence_number,
-                    fact: added.fact.clone(),
-                    file: added.file.clone(),
-                });
-            }
-            for (spec_id, entries) in by_spec {
-                for chunk in entries.chunks(MAX_FILES_PER_MANIFEST) {
-                    plans.push(self.maker.plan(car.author(), spec_id, chunk.to_vec(), None)?);
-                    owners.push(at);
+            for (content, files) in [
+                (ManifestContentType::Data, &car.change.add),
+                (ManifestContentType::Deletes, &car.change.add_deletes),
+            ] {
+                for (spec_id, entries) in added_entries(car, files)? {
+                    for chunk in entries.chunks(MAX_FILES_PER_MANIFEST) {
+                        plans.push(self.maker.plan(
+                            car.author(),
+                            (content, spec_id),
+                            chunk.to_vec(),
+                            None,
+                        )?);
+                        owners.push((at, content));
+                    }
                 }
             }
         }
         let manifests = self.maker.write(plans).await?;
-        for (at, manifest) in owners.into_iter().zip(manifests) {
+        for ((at, content), manifest) in owners.into_iter().zip(manifests) {
             if let Some(car) = cars.get_mut(at) {
-                car.new.push(manifest);
+                match content {
+                    ManifestContentType::Data => car.new_data.push(manifest),
+                    ManifestContentType::Deletes => car.new_deletes.push(manifest),
+                }
             }
         }
         Ok(())
@@ -328,70 +307,114 @@ impl SnapshotWriter {
     /// Joins a car to the chain: rewrites what it removes, merges, and moves the head.
     async fn couple(&mut self, car: Car) -> Result<(NewSnapshot, ListPlan), TableError> {
         let author = car.author();
-        let Car { change, sequence_number, timestamp_ms, new } = car;
-        let (filtered, removed) = self.maker.without(self.head.data.clone(), &change.remove, author).await?;
-        let mut data = new;
-        // As Java does: a manifest without live files stays for the snapshot that emptied it, no longer.
-        data.extend(filtered.into_iter().filter(|m| has_live_files(m) || m.added_snapshot_id == change.id.0));
-        let data = self.maker.merged(data, author).await?;
+        let Car { change, sequence_number, timestamp_ms, new_data, new_deletes } = car;
+        let gone: BTreeSet<DeleteKey> =
+            change.remove.iter().map(|path| DeleteKey { path: path.clone(), content_offset: None }).collect();
+        let (data, mut removed) = self.maker.without(self.head.data.clone(), &gone, author).await?;
+        let (deletes, removed_deletes) = self.without_deletes(&change, &removed, author).await?;
+        let mut data = self.joined(new_data, data, author).await?;
+        let deletes = self.joined(new_deletes, deletes, author).await?;
+        let row_range = match self.head.next_row_id {
+            Some(first_row_id) => {
+                let end = row_ids::assign(&mut data, first_row_id)?;
+                Some(RowRange { first_row_id, added_rows: end - first_row_id })
+            }
+            None => None,
+        };
 
-        let added: Vec<FileFact> = change.add.into_iter().map(|file| file.fact).collect();
+        removed.extend(removed_deletes);
+        let added: Vec<FileFact> = change.added().map(|file| file.fact.clone()).collect();
         let summary =
             snapshot_summary::summary(&change.summary, &added, &removed, self.head.summary.as_ref());
         let path = format!("{}/snap-{}-{ATTEMPT}-{}.avro", self.maker.folder, change.id, self.maker.run);
-        let parent = self.head.snapshot;
-        let mut manifests = data.clone();
-        manifests.extend(self.head.deletes.iter().cloned());
-        self.head.snapshot = Some(change.id);
-        self.head.sequence_number = sequence_number;
-        self.head.timestamp_ms = timestamp_ms;
-        self.head.data = data;
-        self.head.summary = Some(summary.clone());
+        let list = ListPlan {
+            path: path.clone(),
+            snapshot: change.id,
+            parent: self.head.snapshot,
+            sequence_number,
+            first_row_id: self.head.next_row_id,
+            manifests: data.iter().chain(&deletes).cloned().collect(),
+        };
         let snapshot = NewSnapshot {
             id: change.id,
-            parent,
+            parent: self.head.snapshot,
             sequence_number,
             timestamp_ms,
-            manifest_list: path.clone(),
+            manifest_list: path,
             schema_id: change.schema_id,
             label: change.label,
-            summary,
+            summary: summary.clone(),
+            row_range,
         };
-        let list = ListPlan { path, snapshot: change.id, parent, sequence_number, manifests };
+        self.head = Head {
+            snapshot: Some(change.id),
+            sequence_number,
+            timestamp_ms,
+            next_row_id: row_range.and_then(|range| range.end()),
+            data,
+            deletes,
+            summary: Some(summary),
+        };
         Ok((snapshot, list))
+    }
+
+    /// The head's delete manifests without what the change removes from them, vectors of removed data files
+    /// included (rule D5), and the delete files that went.
+    async fn without_deletes(
+        &mut self,
+        change: &SnapshotChange,
+        removed_data: &[FileFact],
+        author: Author,
+    ) -> Result<(ManifestFiles, Vec<FileFact>), TableError> {
+        let deletes = self.head.deletes.clone();
+        let gone = removed_data.iter().map(|file| (&file.path, &file.partition));
+        let dangling = self.maker.vectors_of(gone, &deletes).await?;
+        let mut remove = change.remove_deletes.clone();
+        remove.extend(dangling.iter().map(FileFact::key));
+        let (deletes, removed) = self.maker.without(deletes, &remove, author).await?;
+
+        let vectors = change.add_deletes.iter().filter_map(|file| match &file.fact.content {
+            FileContent::DeletionVector { of, offset: _ } => Some((of, &file.fact.partition)),
+            FileContent::Data | FileContent::PositionDeletes { .. } | FileContent::EqualityDeletes { .. } => {
+                None
+            }
+        });
+        if let Some(other) = self.maker.vectors_of(vectors, &deletes).await?.first() {
+            let of = other.deletes_rows_of().map_or("a data file", AsRef::as_ref);
+            let message = format!("{of} would have two deletion vectors, {} is live", other.key());
+            return Err(TableError::InvalidChange { snapshot: change.id, message });
+        }
+        Ok((deletes, removed))
+    }
+
+    /// New manifests before those of the parent, merged. As Java does: a manifest without live files stays
+    /// for the snapshot that emptied it, no longer.
+    async fn joined(
+        &mut self,
+        mut new: ManifestFiles,
+        old: ManifestFiles,
+        author: Author,
+    ) -> Result<ManifestFiles, TableError> {
+        new.extend(old.into_iter().filter(|m| has_live_files(m) || m.added_snapshot_id == author.snapshot.0));
+        self.maker.merged(new, author).await
     }
 }
 
-fn check(change: &SnapshotChange, known: bool) -> Result<(), TableError> {
-    let message = if known {
-        "its id is taken".to_owned()
-    } else if !LABELS.contains(&change.label.as_str()) {
-        format!("'{}' is no operation of the table spec", change.label)
-    } else {
-        return Ok(());
-    };
-    Err(TableError::InvalidChange { snapshot: change.id, message })
-}
-
-async fn write_list(store: &ManifestStore, access: &TableAccess, list: ListPlan) -> Result<(), TableError> {
-    let path = list.path.clone();
-    let file_io = access.file_io.clone();
-    let handle = Handle::current();
-    let manifests = tokio::task::spawn_blocking(move || {
-        let ListPlan { path, snapshot, parent, sequence_number, manifests } = list;
-        let write = async {
-            let output = file_io.new_output(&path)?.writer().await?;
-            let mut writer =
-                ManifestListWriter::v2(output, snapshot.0, parent.map(|id| id.0), sequence_number);
-            writer.add_manifests(manifests.iter().map(|manifest| manifest.as_ref().clone()))?;
-            writer.close().await
-        };
-        handle.block_on(write).map(|()| manifests).map_err(|e: iceberg::Error| TableError::of_write(&path, e))
-    })
-    .await
-    .map_err(|e| TableError::of_join(&path, e))??;
-    store.keep_list(&path, manifests);
-    Ok(())
+/// Manifest entries of files that a car adds, by spec.
+fn added_entries(car: &Car, files: &[AddedFile]) -> Result<BTreeMap<SpecId, Vec<Entry>>, TableError> {
+    let mut by_spec: BTreeMap<SpecId, Vec<Entry>> = BTreeMap::new();
+    for added in files {
+        by_spec.entry(added.spec_id).or_default().push(Entry {
+            status: ManifestStatus::Added,
+            snapshot: car.change.id,
+            sequence_number: added.sequence_number.unwrap_or(car.sequence_number),
+            file_sequence_number: car.sequence_number,
+            fact: added.fact.clone(),
+            // Rule N2: files that are added again take new row ids, like new ones.
+            file: row_ids::with_first_row_id(&added.file, None, added.spec_id.0)?,
+        });
+    }
+    Ok(by_spec)
 }
 
 /// Folder of manifests and manifest lists.

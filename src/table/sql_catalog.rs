@@ -233,9 +233,13 @@ fn prepare(
 ) -> Result<LoadedTable, CommitOutcome> {
     let applied = match base.document.apply(&base.facts, &base.metadata_location, updates, now_ms) {
         Ok(applied) => applied,
-        // Another branch took the number since the candidates were made. The requirements hold, but the
+        // Another branch took the numbers since the candidates were made. The requirements hold, but the
         // candidates have to be made again, as when the table's structure changed.
-        Err(error @ DocumentError::StaleSequenceNumber { .. }) => {
+        Err(
+            error @ (DocumentError::StaleSequenceNumber { .. }
+            | DocumentError::WrongRowIds { .. }
+            | DocumentError::OtherFormat { .. }),
+        ) => {
             return Err(CommitOutcome::TableChanged(error.to_string()));
         }
         Err(error) => return Err(CommitOutcome::Refused(CatalogError::Refused(error.to_string()))),

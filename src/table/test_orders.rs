@@ -146,6 +146,8 @@ impl OrdersLab {
             label: label.to_owned(),
             add,
             remove: remove.iter().cloned().collect::<BTreeSet<_>>(),
+            add_deletes: Vec::new(),
+            remove_deletes: BTreeSet::new(),
             summary: BTreeMap::new(),
             now_ms: 1_000,
             schema_id: table.facts.current_schema_id,

@@ -41,8 +41,10 @@ pub(super) fn store() -> super::manifests::ManifestStore {
 /// The writer reads no document; one is made so that the table is whole.
 fn document(metadata: &TableMetadata) -> Arc<Document> {
     let mut value = serde_json::to_value(metadata).unwrap();
-    // The document refuses other versions before the writer can; here the writer is asked.
-    value["format-version"] = 2.into();
+    // The document refuses version 1 before the writer can; here the writer is asked.
+    if metadata.format_version() == FormatVersion::V1 {
+        value["format-version"] = 2.into();
+    }
     Arc::new(Document::parse(&serde_json::to_vec(&value).unwrap()).unwrap())
 }
 
@@ -231,6 +233,7 @@ impl TestTable {
             schema_id: self.table.facts.current_schema_id,
             label: "delete".to_owned(),
             summary: BTreeMap::new(),
+            row_range: None,
         }
     }
 }
@@ -264,6 +267,8 @@ pub(super) fn append(id: i64, add: impl IntoIterator<Item = impl Into<AddedFile>
         label: "append".to_owned(),
         add: add.into_iter().map(Into::into).collect(),
         remove: BTreeSet::new(),
+        add_deletes: Vec::new(),
+        remove_deletes: BTreeSet::new(),
         summary: BTreeMap::new(),
         // A clock that stands still: timestamps then follow the table's (rule N3).
         now_ms: 0,
@@ -289,15 +294,18 @@ fn crate_snapshot(snapshot: &NewSnapshot) -> Snapshot {
         _ => Operation::Overwrite,
     };
     let additional_properties: HashMap<String, String> = snapshot.summary.clone().into_iter().collect();
-    Snapshot::builder()
+    let builder = Snapshot::builder()
         .with_snapshot_id(snapshot.id.0)
         .with_parent_snapshot_id(snapshot.parent.map(|p| p.0))
         .with_sequence_number(snapshot.sequence_number)
         .with_timestamp_ms(snapshot.timestamp_ms)
         .with_manifest_list(snapshot.manifest_list.clone())
         .with_schema_id(snapshot.schema_id.0)
-        .with_summary(Summary { operation, additional_properties })
-        .build()
+        .with_summary(Summary { operation, additional_properties });
+    match snapshot.row_range {
+        Some(range) => builder.with_row_range(range.first_row_id as u64, range.added_rows as u64).build(),
+        None => builder.build(),
+    }
 }
 
 pub(super) fn fact_of(snapshot: &Snapshot) -> SnapshotFact {
@@ -325,6 +333,8 @@ fn loaded(metadata: TableMetadata, refs: BTreeMap<RefName, RefFact>) -> LoadedTa
         location: metadata.location().to_owned(),
         last_sequence_number: metadata.last_sequence_number(),
         last_updated_ms: metadata.last_updated_ms(),
+        next_row_id: (metadata.format_version() == FormatVersion::V3)
+            .then(|| i64::try_from(metadata.next_row_id()).unwrap()),
         current_schema_id: SchemaId(metadata.current_schema_id()),
         default_spec_id: SpecId(metadata.default_partition_spec_id()),
         default_sort_order_id: SortOrderId(metadata.default_sort_order_id()),

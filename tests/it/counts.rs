@@ -122,6 +122,8 @@ fn append_of(id: SnapshotId, file: NewDataFile, house: &House) -> SnapshotChange
         label: "append".to_owned(),
         add: vec![AddedFile::from(file)],
         remove: BTreeSet::new(),
+        add_deletes: Vec::new(),
+        remove_deletes: BTreeSet::new(),
         summary: BTreeMap::new(),
         now_ms: house.now(),
         schema_id: SchemaId(0),

@@ -4,14 +4,14 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use mergeberg_kernel::commit::{NewSnapshot, Update};
+use mergeberg_kernel::commit::{NewSnapshot, RowRange, Update};
 use mergeberg_kernel::facts::{LogEntry, RefFact, RefKind, TableFacts};
 use mergeberg_kernel::ids::{RefName, SnapshotId};
 use mergeberg_kernel::lineage::SnapshotFact;
 use serde_json::{Map, Value, json};
 
 use super::raw::{RawObject, array, elements, quote};
-use super::{Document, DocumentError, Element, NO_SNAPSHOT, REFS, SnapshotIdOnly};
+use super::{Document, DocumentError, Element, NEXT_ROW_ID, NO_SNAPSHOT, REFS, SnapshotIdOnly};
 
 const METADATA_LOG: &str = "metadata-log";
 const PROPERTIES: &str = "properties";
@@ -127,6 +127,7 @@ impl Edit {
         {
             return Err(DocumentError::UnknownParent { snapshot: new.id, parent });
         }
+        self.take_row_ids(new)?;
         let mut summary = new.summary.clone();
         summary.remove("operation");
         Arc::make_mut(&mut self.document.snapshots)
@@ -144,6 +145,28 @@ impl Edit {
         self.facts.last_sequence_number = new.sequence_number;
         self.newest_added_ms = self.newest_added_ms.max(new.timestamp_ms);
         Ok(())
+    }
+
+    /// Rule N2. A gap does no harm by itself, but says that the snapshot was planned on another table.
+    fn take_row_ids(&mut self, new: &NewSnapshot) -> Result<(), DocumentError> {
+        match (self.facts.next_row_id, new.row_range) {
+            (None, None) => Ok(()),
+            (Some(next), Some(range)) => {
+                let wrong = || DocumentError::WrongRowIds {
+                    snapshot: new.id,
+                    first_row_id: range.first_row_id,
+                    next,
+                };
+                if range.first_row_id != next || range.added_rows < 0 {
+                    return Err(wrong());
+                }
+                self.facts.next_row_id = Some(range.end().ok_or_else(wrong)?);
+                Ok(())
+            }
+            (None, Some(_)) | (Some(_), None) => {
+                Err(DocumentError::OtherFormat { snapshot: new.id, version: self.facts.format_version })
+            }
+        }
     }
 
     fn set_ref(&mut self, new: &RefFact) -> Result<(), DocumentError> {
@@ -299,6 +322,9 @@ impl Edit {
         }
         self.document.set("last-sequence-number", self.facts.last_sequence_number.to_string());
         self.document.set("last-updated-ms", updated_ms.to_string());
+        if let Some(next) = self.facts.next_row_id {
+            self.document.set(NEXT_ROW_ID, next.to_string());
+        }
         self.log_previous_file(location)?;
         Ok(Applied { document: self.document, facts: self.facts })
     }
@@ -322,8 +348,17 @@ impl Edit {
 
 /// A snapshot as Java's `SnapshotParser` writes it: `operation` leads the summary.
 fn snapshot_json(new: &NewSnapshot) -> String {
-    let NewSnapshot { id, parent, sequence_number, timestamp_ms, manifest_list, schema_id, label, summary } =
-        new;
+    let NewSnapshot {
+        id,
+        parent,
+        sequence_number,
+        timestamp_ms,
+        manifest_list,
+        schema_id,
+        label,
+        summary,
+        row_range,
+    } = new;
     let mut pairs = Map::new();
     pairs.insert("operation".to_owned(), Value::from(label.as_str()));
     for (key, value) in summary {
@@ -341,5 +376,9 @@ fn snapshot_json(new: &NewSnapshot) -> String {
     object.insert("summary".to_owned(), Value::Object(pairs));
     object.insert("manifest-list".to_owned(), Value::from(manifest_list.as_str()));
     object.insert("schema-id".to_owned(), Value::from(schema_id.0));
+    if let Some(RowRange { first_row_id, added_rows }) = row_range {
+        object.insert("first-row-id".to_owned(), Value::from(*first_row_id));
+        object.insert("added-rows".to_owned(), Value::from(*added_rows));
+    }
     Value::Object(object).to_string()
 }

@@ -113,6 +113,7 @@ fn snapshot(id: i64, parent: Option<i64>) -> NewSnapshot {
         schema_id: SchemaId(0),
         label: "append".to_owned(),
         summary: BTreeMap::from([("source-snapshot-id".to_owned(), "4".to_owned())]),
+        row_range: None,
     }
 }
 

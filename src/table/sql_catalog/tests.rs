@@ -98,6 +98,7 @@ fn snapshot(id: i64, parent: Option<i64>, sequence_number: i64) -> Update {
         schema_id: SchemaId(0),
         label: "append".to_owned(),
         summary: Default::default(),
+        row_range: None,
     })
 }
 

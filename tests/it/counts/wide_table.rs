@@ -60,6 +60,7 @@ pub async fn append_manifests(house: &House, count: i32, day: i32) -> SnapshotId
         schema_id: facts.current_schema_id,
         label: "append".to_owned(),
         summary: BTreeMap::new(),
+        row_range: None,
     };
     let head = RefFact { snapshot_id: id, ..facts.refs[&main_branch()].clone() };
     let uuid = Requirement::TableUuid(facts.uuid.clone());

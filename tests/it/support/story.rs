@@ -308,6 +308,8 @@ impl House {
             label: "append".to_owned(),
             add: added.into_iter().map(AddedFile::from).collect(),
             remove: BTreeSet::new(),
+            add_deletes: Vec::new(),
+            remove_deletes: BTreeSet::new(),
             summary: stamp.into_iter().collect(),
             now_ms: self.now(),
             schema_id: facts.current_schema_id,

@@ -1,0 +1,114 @@
+//! Row ids of format v3 (table spec, "Row Lineage", "First Row ID Inheritance"; rule N2).
+//!
+//! A manifest list gives each data manifest a first id; a file without one of its own takes the manifest's,
+//! plus the rows of the files before it that have none either. Which id a manifest has depends on the list:
+//! two branches of an upgraded table number the same manifest differently. So decoded manifests, which are
+//! shared by all lists, keep what the file says, and ids are worked out here when entries are written again.
+
+use std::sync::Arc;
+
+use iceberg::spec::{DataFile, DataFileBuilder, ManifestContentType, ManifestFile, ManifestStatus};
+
+use super::error::TableError;
+use super::manifest_codec::Entry;
+use super::manifest_rewrite::Author;
+use super::manifests::ManifestFiles;
+
+/// The entries of a data manifest with the ids that its list gives them. Entries of a manifest that `author`
+/// itself wrote are as they should be: it is numbered only when the list is made.
+///
+/// DELETED entries take no id and use up none, as in Java's `ManifestReader`; what they have is kept.
+pub(super) fn resolved(
+    manifest: &ManifestFile,
+    entries: &[Entry],
+    author: Author,
+) -> Result<Vec<Entry>, TableError> {
+    if manifest.content == ManifestContentType::Deletes || manifest.added_snapshot_id == author.snapshot.0 {
+        return Ok(entries.to_vec());
+    }
+    let overflow = || TableError::corrupt(&manifest.manifest_path, "its row ids are out of range");
+    let mut next = match manifest.first_row_id {
+        Some(first) => Some(i64::try_from(first).map_err(|_| overflow())?),
+        None => None,
+    };
+    let mut numbered = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let own = entry.file.first_row_id();
+        let id = match (entry.status, own, next) {
+            // A manifest without ids has none in its entries, whatever they say (Java: `idAssigner`).
+            (_, _, None) => None,
+            (ManifestStatus::Deleted, own, _) | (_, own @ Some(_), _) => own,
+            (ManifestStatus::Added | ManifestStatus::Existing, None, Some(first)) => {
+                next = Some(first.checked_add(entry.fact.records).ok_or_else(overflow)?);
+                Some(first)
+            }
+        };
+        let file = with_first_row_id(&entry.file, id, manifest.partition_spec_id)?;
+        numbered.push(Entry { file, ..entry.clone() });
+    }
+    Ok(numbered)
+}
+
+/// Gives ids to the data manifests of a list that have none, in its order, from `first` on; the id after the
+/// last. Rows that have ids already count too, as in Java's `ManifestListWriter`: ids may be left out, but
+/// never given twice.
+pub(super) fn assign(manifests: &mut ManifestFiles, first: i64) -> Result<i64, TableError> {
+    let mut next = first;
+    for manifest in manifests.iter_mut() {
+        if manifest.content == ManifestContentType::Deletes || manifest.first_row_id.is_some() {
+            continue;
+        }
+        let corrupt = |what: &str| TableError::corrupt(&manifest.manifest_path, what);
+        let (Some(added), Some(existing)) = (manifest.added_rows_count, manifest.existing_rows_count) else {
+            return Err(corrupt("the manifest list does not say how many rows it has"));
+        };
+        let rows = added.checked_add(existing).and_then(|rows| i64::try_from(rows).ok());
+        let after = rows.and_then(|rows| next.checked_add(rows));
+        let after = after.ok_or_else(|| corrupt("its row ids would be out of range"))?;
+        let first_row_id = u64::try_from(next).ok();
+        *manifest = Arc::new(ManifestFile { first_row_id, ..manifest.as_ref().clone() });
+        next = after;
+    }
+    Ok(next)
+}
+
+/// The same file under another first row id; `None` is written as null. A file that is added again must have
+/// none: it takes new ids where its rows do not carry theirs (Java: `suppressFirstRowId`).
+pub(super) fn with_first_row_id(
+    file: &Arc<DataFile>,
+    id: Option<i64>,
+    spec_id: i32,
+) -> Result<Arc<DataFile>, TableError> {
+    if file.first_row_id() == id {
+        return Ok(file.clone());
+    }
+    let mut builder = DataFileBuilder::default();
+    builder
+        .content(file.content_type())
+        .file_path(file.file_path().to_owned())
+        .file_format(file.file_format())
+        .partition(file.partition().clone())
+        .record_count(file.record_count())
+        .file_size_in_bytes(file.file_size_in_bytes())
+        .column_sizes(file.column_sizes().clone())
+        .value_counts(file.value_counts().clone())
+        .null_value_counts(file.null_value_counts().clone())
+        .nan_value_counts(file.nan_value_counts().clone())
+        .lower_bounds(file.lower_bounds().clone())
+        .upper_bounds(file.upper_bounds().clone())
+        .key_metadata(file.key_metadata().map(<[u8]>::to_vec))
+        .split_offsets(file.split_offsets().map(<[i64]>::to_vec))
+        .equality_ids(file.equality_ids())
+        .first_row_id(id)
+        .partition_spec_id(spec_id)
+        .referenced_data_file(file.referenced_data_file())
+        .content_offset(file.content_offset())
+        .content_size_in_bytes(file.content_size_in_bytes());
+    if let Some(order) = file.sort_order_id() {
+        builder.sort_order_id(order);
+    }
+    let renumbered = builder
+        .build()
+        .map_err(|e| TableError::Internal(format!("{} was not copied: {e}", file.file_path())))?;
+    Ok(Arc::new(renumbered))
+}

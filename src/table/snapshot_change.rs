@@ -1,0 +1,116 @@
+//! One snapshot to write, as a value, and what can be said against it without looking at the table.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+use iceberg::spec::{DataFile, FormatVersion};
+use mergeberg_kernel::change::{DeleteKey, FileContent, FileFact};
+use mergeberg_kernel::ids::{SchemaId, SnapshotId, SpecId};
+
+use super::data_files::NewDataFile;
+use super::error::TableError;
+use super::manifests::LiveFile;
+
+/// Labels that the table spec knows.
+const LABELS: [&str; 4] = ["append", "overwrite", "replace", "delete"];
+
+/// A data or delete file to add.
+#[derive(Clone, Debug)]
+pub struct AddedFile {
+    pub fact: FileFact,
+    pub file: Arc<DataFile>,
+    pub spec_id: SpecId,
+    /// Data sequence number to keep (rule D4); `None` inherits the snapshot's, as every plain append must.
+    pub sequence_number: Option<i64>,
+}
+
+impl From<NewDataFile> for AddedFile {
+    fn from(file: NewDataFile) -> Self {
+        let NewDataFile { fact, file, spec_id } = file;
+        Self { fact, file, spec_id, sequence_number: None }
+    }
+}
+
+/// Re-adding a file of another branch: it takes a new sequence number (rule D3).
+impl From<LiveFile> for AddedFile {
+    fn from(live: LiveFile) -> Self {
+        Self { fact: live.fact, file: live.file, spec_id: live.spec_id, sequence_number: None }
+    }
+}
+
+/// One snapshot to write.
+#[derive(Clone, Debug)]
+pub struct SnapshotChange {
+    pub id: SnapshotId,
+    /// `append`, `overwrite`, `replace` or `delete`.
+    pub label: String,
+    /// Data files to add.
+    pub add: Vec<AddedFile>,
+    /// Paths of data files to remove; each must be live on the parent.
+    pub remove: BTreeSet<Arc<str>>,
+    /// Delete files to add: position deletes in format v2, deletion vectors in v3, equality deletes in both.
+    pub add_deletes: Vec<AddedFile>,
+    /// Delete files to remove; each must be live on the parent. Deletion vectors of the data files in
+    /// `remove` go with them and need not be named (rule D5).
+    pub remove_deletes: BTreeSet<DeleteKey>,
+    /// The caller's keys (`source-snapshot-id` and others); figures are computed here.
+    pub summary: BTreeMap<String, String>,
+    pub now_ms: i64,
+    pub schema_id: SchemaId,
+}
+
+impl SnapshotChange {
+    /// Data files and delete files to add.
+    pub(super) fn added(&self) -> impl Iterator<Item = &AddedFile> {
+        self.add.iter().chain(&self.add_deletes)
+    }
+
+    /// Everything to remove that is named.
+    pub(super) fn removed(&self) -> impl Iterator<Item = DeleteKey> {
+        let data = self.remove.iter().map(|path| DeleteKey { path: path.clone(), content_offset: None });
+        data.chain(self.remove_deletes.iter().cloned())
+    }
+
+    /// Refuses what contradicts itself or the format of the table.
+    pub(super) fn check(&self, version: FormatVersion) -> Result<(), TableError> {
+        let invalid = |message: String| Err(TableError::InvalidChange { snapshot: self.id, message });
+        if !LABELS.contains(&self.label.as_str()) {
+            return invalid(format!("'{}' is no operation of the table spec", self.label));
+        }
+        if let Some(file) = self.add.iter().find(|file| file.fact.content != FileContent::Data) {
+            return invalid(format!("{} is a delete file, not a data file", file.fact.path));
+        }
+        let mut with_vector: HashSet<&Arc<str>> = HashSet::new();
+        for fact in self.add_deletes.iter().map(|file| &file.fact) {
+            match &fact.content {
+                FileContent::Data => {
+                    return invalid(format!("{} is a data file, not a delete file", fact.path));
+                }
+                // Table spec, "Row-level Deletes": vectors are not allowed in v2, and position-delete files
+                // must not be added in v3.
+                FileContent::DeletionVector { .. } if version < FormatVersion::V3 => {
+                    return invalid(format!(
+                        "{} is a deletion vector, which format version 2 lacks",
+                        fact.key()
+                    ));
+                }
+                FileContent::PositionDeletes { .. } if version >= FormatVersion::V3 => {
+                    return invalid(format!(
+                        "{} holds position deletes, which format version 3 takes as deletion vectors only",
+                        fact.path
+                    ));
+                }
+                FileContent::DeletionVector { of, offset: _ } if !with_vector.insert(of) => {
+                    return invalid(format!("{of} would have two deletion vectors"));
+                }
+                FileContent::DeletionVector { .. }
+                | FileContent::PositionDeletes { .. }
+                | FileContent::EqualityDeletes { .. } => {}
+            }
+            if let Some(of) = fact.deletes_rows_of().filter(|of| self.remove.contains(*of)) {
+                return invalid(format!("{} deletes rows of {of}, which goes as a whole", fact.key()));
+            }
+        }
+        Ok(())
+    }
+}
