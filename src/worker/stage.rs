@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use mergeberg_kernel::admission::{Car, CarAction};
-use mergeberg_kernel::change::ChangeSet;
+use mergeberg_kernel::change::{ChangeSet, DeleteKey, FileFact};
 use mergeberg_kernel::commit::NewSnapshot;
 use mergeberg_kernel::ids::{RequestId, SnapshotId};
 use mergeberg_kernel::lineage::{PUBLISHED_WAP_ID, SOURCE_SNAPSHOT_ID, SnapshotFact, WAP_ID};
@@ -16,6 +16,7 @@ use mergeberg_kernel::unit::{NetFiles, Unit, UnitKind};
 use super::context::Worker;
 use super::error::WorkerError;
 use super::gather::Gathered;
+use super::prepared::PreparedCar;
 use crate::replay::{ReplayError, ReplayInput};
 use crate::table::cleanup::{WrittenFiles, missing_files};
 use crate::table::data_files::NewDataFile;
@@ -82,65 +83,6 @@ pub(super) enum Staging {
     Ready(Candidates),
     /// These leave; the rest is planned again.
     Failed(Vec<CarFailure>),
-}
-
-/// What a car will write, before any snapshot is written.
-#[derive(Default)]
-struct PreparedCar {
-    changes: Vec<SnapshotChange>,
-    own: OwnChanges,
-    touched: BTreeSet<Arc<Partition>>,
-    only_adds: bool,
-    vanished_rows: i64,
-    new_files: Vec<Arc<str>>,
-}
-
-/// What a car has done to the chain so far. A later unit of the same car stands on it: it sees, and may
-/// remove, the files that an earlier one added, also those that a replay has just written.
-#[derive(Default)]
-struct OwnChanges {
-    added: BTreeMap<Arc<str>, LiveFile>,
-    removed: BTreeSet<Arc<str>>,
-}
-
-impl OwnChanges {
-    fn apply(&mut self, change: &SnapshotChange) {
-        for path in &change.remove {
-            if self.added.remove(path).is_none() {
-                self.removed.insert(Arc::clone(path));
-            }
-        }
-        for file in &change.add {
-            let live = LiveFile {
-                fact: file.fact.clone(),
-                added_by: change.id,
-                // Numbered when the train is written: newer than every delete file of the target.
-                sequence_number: i64::MAX,
-                file_sequence_number: i64::MAX,
-                file: Arc::clone(&file.file),
-                spec_id: file.spec_id,
-            };
-            self.added.insert(Arc::clone(&file.fact.path), live);
-        }
-    }
-
-    /// The target's live files of a scope as they are after these changes.
-    fn over(&self, live: Vec<LiveFile>, scope: &FileScope) -> Vec<LiveFile> {
-        let inside = |file: &&LiveFile| match scope {
-            FileScope::Table => true,
-            FileScope::Partitions(wanted) => wanted.iter().any(|p| p.overlaps(&file.fact.partition)),
-        };
-        let kept = live.into_iter().filter(|file| !self.removed.contains(&file.fact.path));
-        kept.chain(self.added.values().filter(inside).cloned()).collect()
-    }
-}
-
-impl PreparedCar {
-    fn push(&mut self, change: SnapshotChange) {
-        self.only_adds &= change.remove.is_empty();
-        self.own.apply(&change);
-        self.changes.push(change);
-    }
 }
 
 enum Preparation {
@@ -298,7 +240,7 @@ impl Worker {
         car: &Car,
         taken_ids: &mut BTreeSet<SnapshotId>,
     ) -> Result<Preparation, WorkerError> {
-        let mut prepared = PreparedCar { only_adds: true, ..PreparedCar::default() };
+        let mut prepared = PreparedCar::new();
         for unit in &car.classification.units {
             let as_is = car.action == CarAction::Pick || unit.kind == UnitKind::BlindAppend;
             let outcome = if as_is {
@@ -322,6 +264,7 @@ impl Worker {
         taken_ids: &mut BTreeSet<SnapshotId>,
         prepared: &mut PreparedCar,
     ) -> Result<Option<(ReasonCode, String)>, WorkerError> {
+        let base_sequence = self.base_sequence(gathered, car);
         for change in &unit.changes {
             let Some(source) = gathered.table.facts.snapshots.get(change.snapshot) else {
                 return Ok(Some((
@@ -329,20 +272,25 @@ impl Worker {
                     format!("snapshot {} is not in the table any more", change.snapshot),
                 )));
             };
-            let added = self.store.added_files(&gathered.table, source).await?;
-            prepared.touched.extend(change.partitions().cloned());
-            prepared.only_adds &= !change.has_delete_files();
-            prepared.push(SnapshotChange {
+            let data = self.store.added_files(&gathered.table, source).await?;
+            let deletes = self.store.added_deletes(&gathered.table, source).await?;
+            let kept = |file: LiveFile| picked(file, source, base_sequence);
+            let mut write = SnapshotChange {
                 id: self.fresh_id(gathered, taken_ids),
                 label: change.label.clone(),
-                add: added.into_iter().map(AddedFile::from).collect(),
+                add: data.into_iter().map(kept).collect(),
                 remove: change.removed.iter().map(|f| Arc::clone(&f.path)).collect(),
-                add_deletes: Vec::new(),
-                remove_deletes: BTreeSet::new(),
+                add_deletes: deletes.into_iter().map(kept).collect(),
+                remove_deletes: change.removed_deletes.iter().map(FileFact::key).collect(),
                 summary: stamps(car, source),
                 now_ms: self.now_ms(),
                 schema_id: gathered.table.facts.current_schema_id,
-            });
+            };
+            if let Some(failure) = self.unite(gathered, car, change, source, prepared, &mut write).await? {
+                return Ok(Some(failure));
+            }
+            prepared.touched.extend(change.partitions().cloned());
+            prepared.push(write);
         }
         Ok(None)
     }
@@ -362,7 +310,7 @@ impl Worker {
         let Some(source) = source else {
             return Ok(Some((ReasonCode::BranchGone, "the branch's snapshots are gone".to_owned())));
         };
-        let (add, remove) = match (&unit.kind, unit.record.as_ref().map(|r| &r.operation)) {
+        let (add, remove, remove_deletes) = match (&unit.kind, unit.record.as_ref().map(|r| &r.operation)) {
             (UnitKind::ReplacePartitions { .. }, _) => {
                 match self.replace_partitions(gathered, unit, prepared).await? {
                     Ok(files) => files,
@@ -387,7 +335,8 @@ impl Worker {
                             outcome.added.iter().map(|f: &NewDataFile| Arc::clone(&f.fact.path)).collect();
                         prepared.new_files.extend(new);
                         prepared.touched.extend(outcome.touched.iter().cloned());
-                        (outcome.added.into_iter().map(AddedFile::from).collect(), outcome.removed)
+                        let added = outcome.added.into_iter().map(AddedFile::from).collect();
+                        (added, outcome.removed, BTreeSet::new())
                     }
                     Err(ReplayError::Table(error)) => return Err(error.into()),
                     Err(ReplayError::Catalog(error)) => return Err(error.into()),
@@ -410,7 +359,7 @@ impl Worker {
             add,
             remove,
             add_deletes: Vec::new(),
-            remove_deletes: BTreeSet::new(),
+            remove_deletes,
             summary: stamps(car, source),
             now_ms: self.now_ms(),
             schema_id: facts.current_schema_id,
@@ -424,7 +373,7 @@ impl Worker {
         gathered: &Gathered,
         unit: &Unit,
         prepared: &mut PreparedCar,
-    ) -> Result<Result<(Vec<AddedFile>, BTreeSet<Arc<str>>), (ReasonCode, String)>, WorkerError> {
+    ) -> Result<Result<Replacement, (ReasonCode, String)>, WorkerError> {
         let facts = &gathered.table.facts;
         let partitions: BTreeSet<Arc<Partition>> = unit.partitions();
         let net = NetFiles::of(unit.changes.iter().map(AsRef::as_ref));
@@ -440,12 +389,10 @@ impl Worker {
         let mut remove: BTreeSet<Arc<str>> = BTreeSet::new();
         let scope = FileScope::Partitions(partitions.iter().cloned().collect());
         let live = self.live_for(gathered, &scope, prepared).await?;
-        if let Some(delete) = live.deletes.first() {
-            return Ok(Err((
-                ReasonCode::DeleteFilesUnsupported,
-                format!("partition {} of the target has row-level delete files", delete.fact.partition),
-            )));
-        }
+        // Deletes of the partitions go with their files; those of other specs, global ones by value among them,
+        // stay for whatever else they apply to.
+        let in_place = |delete: &&LiveFile| partitions.contains(&delete.fact.partition);
+        let remove_deletes = live.deletes.iter().filter(in_place).map(|d| d.fact.key()).collect();
         let branch_removed: BTreeSet<&Arc<str>> = unit.removed().map(|f| &f.path).collect();
         for file in &live.data {
             if !partitions.contains(&file.fact.partition) {
@@ -458,30 +405,37 @@ impl Worker {
             if add.remove(&file.fact.path).is_some() {
                 continue;
             }
-            if !branch_removed.contains(&file.fact.path) && !prepared.own.added.contains_key(&file.fact.path)
-            {
+            if !branch_removed.contains(&file.fact.path) && !prepared.own.has_added(&file.fact.path) {
                 prepared.vanished_rows += file.fact.records;
             }
             remove.insert(Arc::clone(&file.fact.path));
         }
         prepared.touched.extend(partitions);
-        Ok(Ok((add.into_values().collect(), remove)))
+        Ok(Ok((add.into_values().collect(), remove, remove_deletes)))
     }
 
     /// What is live in the scope for the car's next unit: the planned head's files with the car's own changes
     /// laid over them.
-    async fn live_for(
+    pub(super) async fn live_for(
         &self,
         gathered: &Gathered,
         scope: &FileScope,
         prepared: &PreparedCar,
     ) -> Result<LiveFiles, WorkerError> {
         let head = gathered.head.and_then(|id| gathered.table.facts.snapshots.get(id));
-        let LiveFiles { data, deletes } = match head {
+        let live = match head {
             Some(head) => self.store.live_files(&gathered.table, head, scope).await?,
             None => LiveFiles::default(),
         };
-        Ok(LiveFiles { data: prepared.own.over(data, scope), deletes })
+        Ok(prepared.own.over(live, scope))
+    }
+
+    /// Sequence number of the snapshot that the car's branch was made from; 0 without one.
+    fn base_sequence(&self, gathered: &Gathered, car: &Car) -> i64 {
+        let facts = &gathered.table.facts;
+        let first = car.classification.units.first().and_then(|unit| unit.snapshots().next());
+        let parent = first.and_then(|id| facts.snapshots.get(id)).and_then(|snapshot| snapshot.parent);
+        parent.and_then(|id| facts.snapshots.get(id)).map_or(0, |base| base.sequence_number)
     }
 
     fn fresh_id(&self, gathered: &Gathered, taken: &mut BTreeSet<SnapshotId>) -> SnapshotId {
@@ -492,6 +446,18 @@ impl Worker {
             }
         }
     }
+}
+
+/// Files to add, data files to remove, delete files to remove.
+type Replacement = (Vec<AddedFile>, BTreeSet<Arc<str>>, BTreeSet<DeleteKey>);
+
+/// A file of the branch again. It inherits the candidate's sequence number (rule D3), unless its own was
+/// explicit and is one that the target knows too, as a compaction's is (rule D4): with a higher one, deletes
+/// by value that came meanwhile would not reach it.
+fn picked(file: LiveFile, source: &SnapshotFact, base_sequence: i64) -> AddedFile {
+    let explicit = file.sequence_number != source.sequence_number && file.sequence_number <= base_sequence;
+    let sequence_number = explicit.then_some(file.sequence_number);
+    AddedFile { sequence_number, ..AddedFile::from(file) }
 }
 
 fn changes_of(units: &[Unit]) -> impl Iterator<Item = &ChangeSet> {

@@ -64,7 +64,7 @@ impl Worker {
             match result {
                 Ok(made) => progress.add(made),
                 // What ends the whole worker is told before what one table met.
-                Err(error) if failed.as_ref().is_none_or(|known| is_retried(known)) => failed = Some(error),
+                Err(error) if failed.as_ref().is_none_or(is_retried) => failed = Some(error),
                 Err(_) => {}
             }
         }

@@ -16,6 +16,7 @@ mod counts;
 mod crashes;
 mod deletes;
 mod demo;
+mod engine_tables;
 mod engines;
 mod oracle;
 mod outcomes;

@@ -1,6 +1,8 @@
 //! A queue with its table in a temporary folder, and the words that the tests are told in.
 
 pub mod child;
+pub mod engine_table;
+pub mod json_rows;
 pub mod python;
 pub mod scripted;
 mod story;
@@ -343,7 +345,8 @@ impl House {
             let mut paths = std::collections::BTreeSet::new();
             for file in &live.data {
                 assert!(paths.insert(Arc::clone(&file.fact.path)), "{} is live twice", file.fact.path);
-                let path = file.fact.path.strip_prefix("file://").unwrap_or(&file.fact.path);
+                let path = &file.fact.path;
+                let path = path.strip_prefix("file://").or(path.strip_prefix("file:")).unwrap_or(path);
                 assert!(Path::new(path).exists(), "{path} of {} does not exist", reference.name);
             }
         }
