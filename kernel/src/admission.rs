@@ -298,6 +298,7 @@ fn replay_removes(car: &Car, target_side: &TargetSide) -> Vec<TargetChange> {
                 schema_id: last.schema_id,
                 label: "overwrite".to_owned(),
                 record: RecordFinding::Absent,
+                replaces_partitions: false,
                 added: Vec::new(),
                 removed,
                 added_deletes: Vec::new(),

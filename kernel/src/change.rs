@@ -80,6 +80,9 @@ pub struct ChangeSet {
     /// `operation` of the summary: may only make a decision stricter.
     pub label: String,
     pub record: RecordFinding,
+    /// The engine says that whole partitions were replaced (summary key `replace-partitions`, as Spark and Flink
+    /// write it). A copy-on-write update of a partition with one file looks the same without it.
+    pub replaces_partitions: bool,
     pub added: Vec<FileFact>,
     pub removed: Vec<FileFact>,
     pub added_deletes: Vec<FileFact>,
@@ -190,6 +193,7 @@ mod tests {
             schema_id: None,
             label: "delete".to_owned(),
             record: RecordFinding::Absent,
+            replaces_partitions: false,
             added: vec![],
             removed: vec![],
             added_deletes: vec![vector(offset)],

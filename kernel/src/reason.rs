@@ -133,7 +133,7 @@ reasons! {
         "Write the rest on a new branch and enqueue that.";
     RolledBack, "rolled-back",
         "This was published once and was rolled back on the target afterwards.",
-        "Enqueue a new branch if it is wanted again.";
+        "If it is wanted again, write it on a new branch from the target's present head.";
     OverlappingAppend, "overlapping-append",
         "Rows were appended to a partition that the target appended to since the branch was made.",
         "Allow it in the class (`overlap`), with a duplicate check, or write the branch again from the target's head.";

@@ -211,7 +211,15 @@ fn replaces_whole_partitions(members: &[&SourceChange]) -> bool {
         removed.extend(member.change.removed.iter().map(|f| &f.partition));
         removed_paths.extend(member.change.removed.iter().map(|f| &f.path));
     }
-    if removed.is_empty() || added != removed {
+    // Content alone does not tell a replacement from an update that happened to touch every file there
+    // (decision 0010). What does: the engine's word, which also tells of partitions that were empty, or, from an
+    // engine that gives none, that it first emptied the partitions and then filled them.
+    let said = members.iter().all(|m| m.change.replaces_partitions);
+    let in_two_steps = members.len() == 2
+        && !removed.is_empty()
+        && added == removed
+        && removed.iter().all(|partition| !partition.fields.is_empty());
+    if !(said && !added.is_empty() && removed.is_subset(&added)) && !in_two_steps {
         return false;
     }
     // Delete files of the replaced files go with them; any other change of delete files is more than this.
@@ -223,7 +231,6 @@ fn replaces_whole_partitions(members: &[&SourceChange]) -> bool {
     if !deletes_go_along {
         return false;
     }
-    // An unpartitioned table has one partition: replacing it is an overwrite of everything, which is true.
     let Some(parent_files) = members.first().and_then(|m| m.parent_files.as_ref()) else { return false };
     parent_files.iter().all(|path| removed_paths.contains(path))
 }
@@ -293,18 +300,14 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
             (UnitKind::OverwriteWhere, scope)
         }
         None if is_empty => return Ok(None),
+        None if replaces_whole_partitions(&members.iter().collect::<Vec<_>>()) => {
+            (UnitKind::ReplacePartitions { derived: true }, UnitScope::Partitions(partitions))
+        }
         None if net_adds_only => append_of(&changes, partitions, class),
         None if first.proof != RewriteProof::None && members.len() == 1 => {
             (UnitKind::Rewrite, UnitScope::Partitions(partitions))
         }
-        None => {
-            let refs: Vec<&SourceChange> = members.iter().collect();
-            if replaces_whole_partitions(&refs) {
-                (UnitKind::ReplacePartitions { derived: true }, UnitScope::Partitions(partitions))
-            } else {
-                (unrecorded_kind(&changes), unrecorded_scope(partitions, class))
-            }
-        }
+        None => (unrecorded_kind(&changes), unrecorded_scope(partitions, class)),
     };
     Ok(Some(Unit { kind, scope, changes, record }))
 }

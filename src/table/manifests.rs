@@ -36,6 +36,9 @@ const LIST_ENTRY_BYTES: usize = 600;
 /// Memory of one file in a change set, in bytes.
 const CHANGE_BYTES: usize = 200;
 
+/// Summary key of an engine that replaced whole partitions (Java: `SnapshotSummary.REPLACE_PARTITIONS_PROP`).
+const REPLACES_PARTITIONS: &str = "replace-partitions";
+
 /// Which files of a snapshot are asked for.
 #[derive(Clone, Debug)]
 pub enum FileScope {
@@ -411,6 +414,7 @@ fn change_set(snapshot: &SnapshotFact, table: &TableName, manifests: &[Arc<Decod
         schema_id: snapshot.schema_id,
         label: snapshot.label.clone(),
         record: RecordFinding::of_summary(&snapshot.summary, table),
+        replaces_partitions: snapshot.summary.get(REPLACES_PARTITIONS).is_some_and(|said| said == "true"),
         added: Vec::new(),
         removed: Vec::new(),
         added_deletes: Vec::new(),

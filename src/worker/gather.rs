@@ -139,9 +139,10 @@ impl Worker {
                 source_now: source_now(&table, row),
                 base,
                 pinned_on_target,
-                rolled_back: receipts
-                    .get(&row.pinned)
-                    .is_some_and(|landed| !landed.iter().any(|id| line.contains(*id))),
+                rolled_back: stands_on_rolled_back(lane, facts, &line, row.pinned)
+                    || receipts
+                        .get(&row.pinned)
+                        .is_some_and(|landed| !landed.iter().any(|id| line.contains(*id))),
                 structure: StructureStanding::Accepted,
                 units: Ok(Vec::new()),
                 broken: not_a_branch(&table, row).or_else(|| taken_tag(&table, &class, row, self.now_ms())),
@@ -248,6 +249,7 @@ impl Worker {
             schema_id: head_fact.schema_id,
             label: "overwrite".to_owned(),
             record: RecordFinding::Absent,
+            replaces_partitions: false,
             added: only(&after.data, &old),
             removed: only(&before.data, &new),
             added_deletes: only(&after.deletes, &old_deletes),
@@ -307,26 +309,27 @@ impl Worker {
         } else {
             RewriteProof::None
         };
-        // Rule C7 asks whether every file of the partitions concerned was removed. Of a recorded
-        // replace-partitions that holds for those that it only added to as well.
+        // Rule C7 asks whether every file of the partitions concerned was removed. Of a replacement that is recorded
+        // or said that holds for those that it only added to as well.
+        let said = change.replaces_partitions
+            || change.record.found().is_some_and(|r| r.operation == Operation::ReplacePartitions);
         let replaces = match &change.record {
-            RecordFinding::Absent => !change.removed.is_empty(),
-            RecordFinding::Found(record) => record.operation == Operation::ReplacePartitions,
+            RecordFinding::Absent => said || !change.removed.is_empty(),
+            RecordFinding::Found(_) => said,
             RecordFinding::Invalid(_) => false,
         };
-        let parent_files = match (replaces, snapshot.parent) {
-            (true, Some(parent)) => match table.facts.snapshots.get(parent) {
-                Some(parent) => {
-                    let concerned: BTreeSet<Arc<Partition>> = match &change.record {
-                        RecordFinding::Found(_) => change.partitions().cloned().collect(),
-                        _ => change.removed.iter().map(|f| Arc::clone(&f.partition)).collect(),
-                    };
-                    let scope = FileScope::Partitions(concerned.into_iter().collect());
-                    let live = self.store.live_files(table, parent, &scope).await?;
-                    Some(Arc::new(live.data.iter().map(|f| Arc::clone(&f.fact.path)).collect()))
-                }
-                None => None,
-            },
+        let parent = snapshot.parent.and_then(|id| table.facts.snapshots.get(id));
+        let parent_files = match (replaces, parent) {
+            (true, Some(parent)) => {
+                let removed = change.removed.iter().map(|f| &f.partition);
+                let concerned: BTreeSet<Arc<Partition>> =
+                    if said { change.partitions().cloned().collect() } else { removed.cloned().collect() };
+                let scope = FileScope::Partitions(concerned.into_iter().collect());
+                let live = self.store.live_files(table, parent, &scope).await?;
+                Some(Arc::new(live.data.iter().map(|f| Arc::clone(&f.fact.path)).collect()))
+            }
+            // Nothing was there to be removed.
+            (true, None) if snapshot.parent.is_none() => Some(Arc::default()),
             _ => None,
         };
         let (filter, reads_target) = match change.record.found().map(|r| &r.operation) {
@@ -430,6 +433,15 @@ fn is_fresh(table: &LoadedTable, lane: &Lane, row: &RequestRow, now_ms: i64) -> 
     let table_life = facts.property_i64("history.expire.max-snapshot-age-ms", DEFAULT_MAX_SNAPSHOT_AGE_MS);
     let life = source_life.unwrap_or(i64::MAX).min(target_life.unwrap_or(table_life));
     age < life / FRESH_PART
+}
+
+/// Does the source contain a head that the target once had and does not have any more? It was taken back, and
+/// comes again only when somebody writes it again. Only `main` has a log.
+fn stands_on_rolled_back(lane: &Lane, facts: &TableFacts, line: &Line, pinned: SnapshotId) -> bool {
+    lane.target == RefName::main()
+        && source_line(facts, line, pinned)
+            .iter()
+            .any(|id| facts.snapshot_log.iter().any(|entry| entry.snapshot_id == *id))
 }
 
 /// A recorded filter that does not parse is refused before anything is staged.

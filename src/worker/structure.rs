@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use mergeberg_kernel::admission::StructureStanding;
 use mergeberg_kernel::change::ChangeSet;
+use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{Digest, Principal, SchemaId, SnapshotId, SpecId};
 use mergeberg_kernel::lineage::Line;
 use mergeberg_kernel::structure::{
@@ -30,8 +31,8 @@ pub(super) struct Structures {
 }
 
 impl Worker {
-    /// What is accepted, after the table's present structure was looked at: the first one ever seen is
-    /// accepted, any other gets its review item.
+    /// What is accepted, after the table's present structure was looked at: what the table had at first sight is
+    /// accepted, anything later gets its review item.
     pub(super) async fn structures(
         &self,
         lane: &Lane,
@@ -42,7 +43,10 @@ impl Worker {
         let current = facts.structure();
         if self.ledger.accepted(&lane.uuid).await?.is_empty() {
             let by = Principal::new(FIRST_SIGHT);
-            self.ledger.accept(&lane.uuid, current, &by, self.now_ms()).await?;
+            // One after the other: the newest is what a later change is compared with.
+            for (structure, at_ms) in at_first_sight(facts).into_iter().zip(self.now_ms()..) {
+                self.ledger.accept(&lane.uuid, structure, &by, at_ms).await?;
+            }
         }
         let known = self.known_structures(lane, table, policy).await?;
         if !known.accepted.contains(&current) && !known.is_open_or_decided(current) {
@@ -61,7 +65,7 @@ impl Worker {
         let rows = self.ledger.accepted(&lane.uuid).await?;
         let mut accepted: Vec<StructureId> = rows.iter().map(|row| row.structure).collect();
         if accepted.is_empty() {
-            accepted.push(table.facts.structure());
+            accepted = at_first_sight(&table.facts);
         }
         let filter = ReviewFilter { table_uuid: Some(lane.uuid.clone()), ..ReviewFilter::default() };
         let reviews = self.ledger.reviews(&filter).await?;
@@ -152,6 +156,16 @@ impl Structures {
             Some(ReviewWord::Lapsed) | None => StructureStanding::Unknown(structure),
         }
     }
+}
+
+/// What the table had been through before the queue came: its owners made these changes, and branches written
+/// before one of them are no news. The present structure stands last.
+fn at_first_sight(facts: &TableFacts) -> Vec<StructureId> {
+    let current = facts.structure();
+    let schemas = facts.schemas.keys().map(|schema_id| StructureId { schema_id: *schema_id, ..current });
+    let specs = facts.specs.keys().map(|spec_id| StructureId { spec_id: *spec_id, ..current });
+    let earlier = schemas.chain(specs).filter(|structure| *structure != current);
+    earlier.chain([current]).collect()
 }
 
 /// What an approval is given for: the account of the change, field by field.

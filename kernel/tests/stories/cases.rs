@@ -66,7 +66,7 @@ fn case_o06_the_same_change_twice_is_published_once() {
 #[test]
 fn case_o07_a_partition_overwrite_meets_rows_that_main_added_to_it() {
     let mut h = Story::ord();
-    h.overwrite("S2", "S1", "-A2@08-21 +B1@08-21");
+    h.overwrite("S2", "S1", "-A2@08-21 +B1@08-21").replacing();
     h.append("S3", "S1", "+C1@08-21");
     h.append("S4", "S1", "+C1@08-22");
     let merge = h.merge("S2").onto("S3").classify();
@@ -123,8 +123,8 @@ fn case_o09_a_branch_that_changes_nothing_is_refused_as_empty() {
 #[test]
 fn case_o10_disjoint_overwrites_do_not_conflict() {
     let mut h = Story::ord();
-    h.overwrite("S2", "S1", "-A1@08-20 +B1@08-20");
-    h.overwrite("S3", "S1", "-A2@08-21 +B2@08-21");
+    h.overwrite("S2", "S1", "-A1@08-20 +B1@08-20").replacing();
+    h.overwrite("S3", "S1", "-A2@08-21 +B2@08-21").replacing();
     assert_eq!(
         h.train("S1", &[h.merge("S2").request(1), h.merge("S3").request(2)]),
         "1 fast-forward, 2 pick"
@@ -167,7 +167,9 @@ fn case_o12_a_delete_on_main_conflicts_with_a_copy_on_write_of_the_same_file() {
     let mut h = Story::ord();
     h.overwrite("S2", "S1", "-A1@08-20 +B1@08-20");
     h.overwrite("S3", "S1", "+d:D1@08-20");
-    assert_eq!(h.merge("S2").onto("S3").word(), "rebase");
+    assert_eq!(h.merge("S2").onto("S3").word(), "refused conflict");
+    h.overwrite("S4", "S1", "-A1@08-20 +B1@08-20").replacing();
+    assert_eq!(h.merge("S4").onto("S3").word(), "rebase");
 }
 
 #[test]

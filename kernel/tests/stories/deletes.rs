@@ -135,7 +135,7 @@ fn a_compaction_is_stale_when_its_inputs_got_deletes_or_its_deletes_went() {
 fn a_whole_partition_is_replaced_together_with_its_deletes() {
     let mut h = Story::ord();
     h.overwrite("S2", "S1", "+d:D1>A1@08-20");
-    h.overwrite("S3", "S2", "-A1@08-20 -d:D1>A1@08-20 +B1@08-20");
+    h.overwrite("S3", "S2", "-A1@08-20 -d:D1>A1@08-20 +B1@08-20").replacing();
     assert_eq!(h.merge("S3").units().unwrap()[1].kind, UnitKind::ReplacePartitions { derived: true });
     h.append("S4", "S2", "+C1@08-20");
     assert_eq!(h.merge("S3").onto("S4").word(), "rebase");

@@ -18,12 +18,17 @@ use crate::story::{Story, class, record};
 
 const DAYS: [&str; 3] = ["08-20", "08-21", "08-22"];
 
+/// Label of a snapshot of which the engine says that it replaced whole partitions.
+const SAID: &str = "overwrite, said";
+
 /// How an overwrite was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     Recorded,
-    /// One snapshot, nothing recorded.
+    /// One snapshot, and the engine says what it is.
     Plain,
+    /// One snapshot that nobody says anything about.
+    Unsaid,
     /// A delete, then an append, as PyIceberg does.
     TwoSteps,
 }
@@ -102,8 +107,10 @@ impl World {
             Op::Overwrite { how: How::Recorded, .. } => {
                 (vec![("overwrite", removed, added)], true, false, true)
             }
-            Op::Overwrite { how: How::Plain, .. } => {
-                (vec![("overwrite", removed, added)], true, !had_rows, false)
+            Op::Overwrite { how: How::Plain, .. } => (vec![(SAID, removed, added)], true, false, false),
+            // What an update of every file there looks like.
+            Op::Overwrite { how: How::Unsaid, .. } => {
+                (vec![("overwrite", removed, added)], true, true, false)
             }
             Op::Overwrite { how: How::TwoSteps, .. } if had_rows => {
                 (vec![("delete", removed, none.clone()), ("append", none, added)], true, false, false)
@@ -147,6 +154,9 @@ impl World {
         let files: Vec<String> = minus.chain(plus).collect();
         let parent = if parent == 0 { String::new() } else { format!("S{parent}") };
         let commit = self.story.overwrite(&format!("S{id}"), &parent, &files.join(" ")).labelled(label);
+        if label == SAID {
+            commit.labelled("overwrite").replacing();
+        }
         if is_recorded {
             commit.recorded(record(&format!("r{id}"), Operation::ReplacePartitions))
         } else {
@@ -186,7 +196,7 @@ fn replay(unit: &Unit, live: &mut Files) {
 
 fn ops(least: usize, most: usize) -> impl Strategy<Value = Vec<Op>> {
     let day = 0..DAYS.len();
-    let how = prop_oneof![Just(How::Recorded), Just(How::Plain), Just(How::TwoSteps)];
+    let how = prop_oneof![Just(How::Recorded), Just(How::Plain), Just(How::Unsaid), Just(How::TwoSteps)];
     let op = prop_oneof![
         day.clone().prop_map(|day| Op::Append { day }),
         (day, how).prop_map(|(day, how)| Op::Overwrite { day, how }),

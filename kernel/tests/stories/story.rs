@@ -125,6 +125,12 @@ impl Commit {
         self
     }
 
+    /// The engine says that it replaced whole partitions.
+    pub fn replacing(&mut self) -> &mut Self {
+        self.change.replaces_partitions = true;
+        self
+    }
+
     pub fn recorded(&mut self, record: Record) -> &mut Self {
         self.change.record = RecordFinding::Found(record);
         self
@@ -186,6 +192,7 @@ impl Story {
             schema_id: Some(SchemaId(0)),
             label: "overwrite".to_owned(),
             record: RecordFinding::Absent,
+            replaces_partitions: false,
             added: Vec::new(),
             removed: Vec::new(),
             added_deletes: Vec::new(),
@@ -325,8 +332,9 @@ impl Story {
         let commit = &self.commits[&id];
         let parent_files = commit.parent.map(|parent| {
             let live = self.live(parent).into_iter();
-            let touched =
-                |place: &Arc<Partition>| commit.change.removed.iter().any(|f| &f.partition == place);
+            let added = commit.change.added.iter().filter(|_| commit.change.replaces_partitions);
+            let concerned: Vec<_> = commit.change.removed.iter().chain(added).map(|f| &f.partition).collect();
+            let touched = |place: &Arc<Partition>| concerned.contains(&place);
             Arc::new(live.filter(|(_, place)| touched(place)).map(|(path, _)| path).collect())
         });
         SourceChange {

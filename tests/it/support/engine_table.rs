@@ -44,8 +44,50 @@ impl Expected {
     }
 
     /// Rows when the same statements run on main one after another.
-    pub fn serial(&self) -> Option<Vec<String>> {
+    fn serial(&self) -> Option<Vec<String>> {
         self.0.get("serial").and_then(Value::as_array).map(json_rows::lines)
+    }
+
+    /// Rows when the branch came first, and then what main did meanwhile.
+    fn other_order(&self) -> Option<Vec<String>> {
+        let (base, main, mut rows) = (self.rows("base")?, self.rows("main")?, self.rows("b")?);
+        for gone in minus(&base, &main) {
+            if let Some(at) = rows.iter().position(|row| *row == gone) {
+                rows.remove(at);
+            }
+        }
+        rows.extend(minus(&main, &base));
+        rows.sort();
+        Some(rows)
+    }
+
+    /// The rows of a landing are those of the landing order, or of some order of the two.
+    pub fn assert_explains(&self, table: &str, rows: &Vec<String>, oracle: Oracle) {
+        let Some(serial) = self.serial() else { return };
+        if oracle == Oracle::SomeOrder && self.other_order().as_ref() == Some(rows) {
+            return;
+        }
+        assert_eq!(rows, &serial, "{table}: rows of main");
+    }
+
+    pub fn format_version(&self) -> i64 {
+        self.0.get("format-version").and_then(Value::as_i64).unwrap()
+    }
+
+    /// Who wrote the branch, what it did, what main did meanwhile, what the engine's own merge does.
+    pub fn words(&self) -> [String; 4] {
+        let mode = match self.text("mode") {
+            "merge-on-read" => ", merge-on-read",
+            "copy-on-write" => ", copy-on-write",
+            _ => "",
+        };
+        let own = match (self.text("fast_forward"), self.text("cherrypick")) {
+            ("ok", _) => "fast-forward",
+            (_, "ok") => "cherry-pick",
+            _ => "none",
+        };
+        let operation = format!("{}{mode}", self.text("operation"));
+        [self.text("engine").to_owned(), operation, self.text("main_commit").to_owned(), own.to_owned()]
     }
 
     /// Live files after the engine's own merge, where it has one: its cherry-pick, or its fast-forward.
@@ -67,6 +109,26 @@ impl Expected {
     pub fn has_branch(&self) -> bool {
         self.head("b").is_some()
     }
+}
+
+/// Which orders of branch and target may explain the rows of a landing (rule C4).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Oracle {
+    LandingOrder,
+    SomeOrder,
+}
+
+/// What `a` has more than `b`, as multisets.
+fn minus(a: &[String], b: &[String]) -> Vec<String> {
+    let mut rest = b.to_vec();
+    let kept = |row: &&String| match rest.iter().position(|other| other == *row) {
+        Some(at) => {
+            rest.remove(at);
+            false
+        }
+        None => true,
+    };
+    a.iter().filter(kept).cloned().collect()
 }
 
 fn folder() -> PathBuf {
