@@ -13,9 +13,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use iceberg::io::FileIO;
-use iceberg::spec::{TableMetadata, TableMetadataRef};
+use iceberg::spec::{PrimitiveType, TableMetadata, TableMetadataRef};
 use mergeberg_kernel::facts::{RefFact, TableFacts};
 use mergeberg_kernel::ids::{RefName, SnapshotId, TableName};
+use serde_json::Value;
 
 use super::catalog::CatalogError;
 use super::document::{Applied, Document, DocumentError};
@@ -57,8 +58,16 @@ impl LoadedTable {
         if let Some(sign) = by_keys.or(by_property) {
             return Err(refuse(name, metadata_location, DocumentError::Encrypted(format!("it has {sign}"))));
         }
-        let metadata =
-            model_of(&json, &facts).map_err(|message| unreadable(name, metadata_location, message))?;
+        let metadata = model_of(&json, &facts).map_err(|message| match unknown_type(&facts) {
+            Some((column, type_name)) => CatalogError::Unsupported {
+                table: name.clone(),
+                message: format!(
+                    "column {column} is of type {type_name}, which this release does not read; publish to it \
+                     with its own engine"
+                ),
+            },
+            None => unreadable(name, metadata_location, message),
+        })?;
         Ok(Self {
             facts,
             metadata_location: metadata_location.to_owned(),
@@ -184,6 +193,15 @@ fn agree_on_refs<'a>(model: &TableMetadata, refs: impl Iterator<Item = &'a RefFa
     Ok(())
 }
 
+/// The first column of a type that the crate does not know (`variant`, `geometry` and others of v3).
+fn unknown_type(facts: &TableFacts) -> Option<(&str, &str)> {
+    let nested = |name: &str| ["struct", "list", "map"].contains(&name);
+    let known = |name: &str| serde_json::from_value::<PrimitiveType>(Value::from(name)).is_ok();
+    let mut fields = facts.schemas.values().flat_map(|schema| &schema.fields);
+    let unknown = fields.find(|field| !nested(&field.type_name) && !known(&field.type_name))?;
+    Some((&unknown.name, &unknown.type_name))
+}
+
 fn differs<T>(what: &str) -> Result<T, String> {
     Err(format!("two readings of it differ in {what}"))
 }
@@ -211,7 +229,7 @@ fn refuse(table: &TableName, location: &str, error: DocumentError) -> CatalogErr
 mod tests {
     use std::io::Write;
 
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 

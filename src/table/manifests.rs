@@ -28,6 +28,7 @@ use super::loaded::LoadedTable;
 use super::manifest_cache::{BoundedCache, Kind};
 use super::manifest_codec::{self, DecodedManifest, Entry};
 use super::partition_values::{ScopeIndex, SpecProbes};
+use super::row_ids;
 
 /// Manifests read and decoded at the same time, for one question.
 const PARALLEL_LOADS: usize = 8;
@@ -57,6 +58,8 @@ pub struct LiveFile {
     pub sequence_number: i64,
     /// Sequence number of the snapshot that added the file.
     pub file_sequence_number: i64,
+    /// Id of the first row (format v3), for a row that carries none of its own.
+    pub first_row_id: Option<i64>,
     pub file: Arc<DataFile>,
     pub spec_id: SpecId,
 }
@@ -139,7 +142,7 @@ impl ManifestStore {
         {
             return Ok(known);
         }
-        let manifests = self.written_by(&TableAccess::of(table), snapshot).await?;
+        let (_, manifests) = self.written_by(&TableAccess::of(table), snapshot).await?;
         let (fact, name) = (snapshot.clone(), table.facts.name.clone());
         let change =
             on_blocking_thread(&snapshot.manifest_list, move || change_set(&fact, &name, &manifests))
@@ -178,20 +181,21 @@ impl ManifestStore {
         table: &LoadedTable,
         snapshot: &SnapshotFact,
     ) -> Result<Vec<LiveFile>, TableError> {
-        let manifests = self.written_by(&TableAccess::of(table), snapshot).await?;
+        let (listed, manifests) = self.written_by(&TableAccess::of(table), snapshot).await?;
         let id = snapshot.id;
         on_blocking_thread(&snapshot.manifest_list, move || {
             let mut files = Vec::new();
-            for manifest in manifests.iter().filter(|m| m.content == content) {
-                for entry in &manifest.entries {
+            for (file, manifest) in listed.iter().zip(&manifests).filter(|(m, _)| m.content == content) {
+                let ids = row_ids::first_row_ids(file, &manifest.entries)?;
+                for (entry, first_row_id) in manifest.entries.iter().zip(ids) {
                     if entry.status == ManifestStatus::Added && entry.snapshot == id {
-                        files.push(live_file(entry, manifest.spec_id));
+                        files.push(live_file(entry, manifest.spec_id, first_row_id));
                     }
                 }
             }
-            files
+            Ok(files)
         })
-        .await
+        .await?
     }
 
     /// The files that are live in `snapshot` and lie in `scope`.
@@ -206,19 +210,20 @@ impl ManifestStore {
         let wanted = may_hold(&access, &list, scope);
         let manifests = self.manifests(&access, &wanted).await?;
         let scope = scope.clone();
-        on_blocking_thread(&snapshot.manifest_list, move || collect_live(&manifests, &scope)).await
+        on_blocking_thread(&snapshot.manifest_list, move || collect_live(&wanted, &manifests, &scope)).await?
     }
 
-    /// The manifests that the snapshot wrote, decoded.
+    /// The manifests that the snapshot wrote, as listed and decoded.
     async fn written_by(
         &self,
         access: &TableAccess,
         snapshot: &SnapshotFact,
-    ) -> Result<Vec<Arc<DecodedManifest>>, TableError> {
+    ) -> Result<(ManifestFiles, Vec<Arc<DecodedManifest>>), TableError> {
         let list = self.list(access, &snapshot.manifest_list).await?;
         let own: ManifestFiles =
             list.iter().filter(|m| m.added_snapshot_id == snapshot.id.0).cloned().collect();
-        self.manifests(access, &own).await
+        let decoded = self.manifests(access, &own).await?;
+        Ok((own, decoded))
     }
 
     /// Paths of the manifests that a snapshot names.
@@ -377,21 +382,26 @@ pub(super) fn has_live_files(manifest: &ManifestFile) -> bool {
     manifest.has_added_files() || manifest.has_existing_files()
 }
 
-fn live_file(entry: &Entry, spec_id: SpecId) -> LiveFile {
+fn live_file(entry: &Entry, spec_id: SpecId, first_row_id: Option<i64>) -> LiveFile {
     LiveFile {
         fact: entry.fact.clone(),
         added_by: entry.snapshot,
         sequence_number: entry.sequence_number,
         file_sequence_number: entry.file_sequence_number,
+        first_row_id,
         file: entry.file.clone(),
         spec_id,
     }
 }
 
-fn collect_live(manifests: &[Arc<DecodedManifest>], scope: &FileScope) -> LiveFiles {
+fn collect_live(
+    listed: &[Arc<ManifestFile>],
+    manifests: &[Arc<DecodedManifest>],
+    scope: &FileScope,
+) -> Result<LiveFiles, TableError> {
     let index = ScopeIndex::new(scope);
     let mut live = LiveFiles::default();
-    for manifest in manifests {
+    for (file, manifest) in listed.iter().zip(manifests) {
         // Asked once a partition, not once a file. Partitions of a manifest are interned.
         let inside: HashSet<*const Partition> =
             manifest.partitions.iter().filter(|p| index.contains(p)).map(Arc::as_ptr).collect();
@@ -399,13 +409,13 @@ fn collect_live(manifests: &[Arc<DecodedManifest>], scope: &FileScope) -> LiveFi
             ManifestContentType::Data => &mut live.data,
             ManifestContentType::Deletes => &mut live.deletes,
         };
-        for entry in &manifest.entries {
+        for (entry, id) in manifest.entries.iter().zip(row_ids::first_row_ids(file, &manifest.entries)?) {
             if entry.is_live() && inside.contains(&Arc::as_ptr(&entry.fact.partition)) {
-                files.push(live_file(entry, manifest.spec_id));
+                files.push(live_file(entry, manifest.spec_id, id));
             }
         }
     }
-    live
+    Ok(live)
 }
 
 fn change_set(snapshot: &SnapshotFact, table: &TableName, manifests: &[Arc<DecodedManifest>]) -> ChangeSet {

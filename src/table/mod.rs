@@ -8,6 +8,8 @@ pub mod create;
 pub mod data_files;
 pub mod deletes;
 pub mod document;
+#[cfg(test)]
+mod engine_tables_tests;
 pub mod error;
 pub mod evolve;
 pub mod facts_of;

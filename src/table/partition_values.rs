@@ -29,12 +29,24 @@ impl<'a> PartitionInterner<'a> {
     }
 
     pub(super) fn intern(&mut self, tuple: &Struct) -> Result<Arc<Partition>, String> {
+        // The crate takes 0.0 and -0.0 for equal, and they are two partitions (Java: `Comparators`).
+        if tuple.iter().flatten().any(is_float_zero) {
+            return Ok(Arc::new(partition_of(self.spec, self.types, tuple)?));
+        }
         if let Some(partition) = self.by_tuple.get(tuple) {
             return Ok(partition.clone());
         }
         let partition = Arc::new(partition_of(self.spec, self.types, tuple)?);
         self.by_tuple.insert(tuple.clone(), partition.clone());
         Ok(partition)
+    }
+}
+
+fn is_float_zero(literal: &Literal) -> bool {
+    match literal {
+        Literal::Primitive(PrimitiveLiteral::Float(value)) => value.0 == 0.0,
+        Literal::Primitive(PrimitiveLiteral::Double(value)) => value.0 == 0.0,
+        _ => false,
     }
 }
 
@@ -297,6 +309,17 @@ mod tests {
         let null = partition(&spec, &Struct::from_iter([None]));
         assert_eq!(nan.fields[0].value.as_deref(), Some("NaN"));
         assert!(!nan.overlaps(&null));
+    }
+
+    #[test]
+    fn zero_and_minus_zero_are_two_partitions() {
+        let spec = spec(0, &[("rate", "rate", Transform::Identity)]);
+        let types = spec.partition_type(&schema()).unwrap();
+        let mut interner = PartitionInterner::new(&spec, &types);
+        let [minus, plus] =
+            [-0.0, 0.0].map(|at| interner.intern(&Struct::from_iter([Some(Literal::double(at))])).unwrap());
+        assert_eq!(minus.fields[0].value.as_deref(), Some("-0.0"));
+        assert_eq!(plus.fields[0].value.as_deref(), Some("0.0"));
     }
 
     #[test]

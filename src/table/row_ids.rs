@@ -14,35 +14,45 @@ use super::manifest_codec::Entry;
 use super::manifest_rewrite::Author;
 use super::manifests::ManifestFiles;
 
-/// The entries of a data manifest with the ids that its list gives them. Entries of a manifest that `author`
-/// itself wrote are as they should be: it is numbered only when the list is made.
+/// The first row ids of the entries of a manifest, as its list gives them; `None` where rows have no ids.
 ///
 /// DELETED entries take no id and use up none, as in Java's `ManifestReader`; what they have is kept.
+pub(super) fn first_row_ids(
+    manifest: &ManifestFile,
+    entries: &[Entry],
+) -> Result<Vec<Option<i64>>, TableError> {
+    let overflow = || TableError::corrupt(&manifest.manifest_path, "its row ids are out of range");
+    // A manifest without ids has none in its entries, whatever they say (Java: `idAssigner`).
+    let (ManifestContentType::Data, Some(first)) = (manifest.content, manifest.first_row_id) else {
+        return Ok(vec![None; entries.len()]);
+    };
+    let mut next = i64::try_from(first).map_err(|_| overflow())?;
+    let mut ids = Vec::with_capacity(entries.len());
+    for entry in entries {
+        ids.push(match (entry.status, entry.file.first_row_id()) {
+            (ManifestStatus::Deleted, own) | (_, own @ Some(_)) => own,
+            (ManifestStatus::Added | ManifestStatus::Existing, None) => {
+                let first = next;
+                next = first.checked_add(entry.fact.records).ok_or_else(overflow)?;
+                Some(first)
+            }
+        });
+    }
+    Ok(ids)
+}
+
+/// The entries of a manifest with their first row ids written out. Entries of a manifest that `author` itself
+/// wrote are as they should be: it is numbered only when the list is made.
 pub(super) fn resolved(
     manifest: &ManifestFile,
     entries: &[Entry],
     author: Author,
 ) -> Result<Vec<Entry>, TableError> {
-    if manifest.content == ManifestContentType::Deletes || manifest.added_snapshot_id == author.snapshot.0 {
+    if manifest.added_snapshot_id == author.snapshot.0 {
         return Ok(entries.to_vec());
     }
-    let overflow = || TableError::corrupt(&manifest.manifest_path, "its row ids are out of range");
-    let mut next = match manifest.first_row_id {
-        Some(first) => Some(i64::try_from(first).map_err(|_| overflow())?),
-        None => None,
-    };
     let mut numbered = Vec::with_capacity(entries.len());
-    for entry in entries {
-        let own = entry.file.first_row_id();
-        let id = match (entry.status, own, next) {
-            // A manifest without ids has none in its entries, whatever they say (Java: `idAssigner`).
-            (_, _, None) => None,
-            (ManifestStatus::Deleted, own, _) | (_, own @ Some(_), _) => own,
-            (ManifestStatus::Added | ManifestStatus::Existing, None, Some(first)) => {
-                next = Some(first.checked_add(entry.fact.records).ok_or_else(overflow)?);
-                Some(first)
-            }
-        };
+    for (entry, id) in entries.iter().zip(first_row_ids(manifest, entries)?) {
         let file = with_first_row_id(&entry.file, id, manifest.partition_spec_id)?;
         numbered.push(Entry { file, ..entry.clone() });
     }

@@ -8,6 +8,7 @@ use mergeberg_kernel::change::{DeleteKey, FileContent, FileFact};
 use mergeberg_kernel::ids::{SchemaId, SnapshotId, SpecId};
 
 use super::data_files::NewDataFile;
+use super::deletes::NewDeleteFile;
 use super::error::TableError;
 use super::manifests::LiveFile;
 
@@ -35,6 +36,13 @@ impl From<NewDataFile> for AddedFile {
 impl From<LiveFile> for AddedFile {
     fn from(live: LiveFile) -> Self {
         Self { fact: live.fact, file: live.file, spec_id: live.spec_id, sequence_number: None }
+    }
+}
+
+impl From<NewDeleteFile> for AddedFile {
+    fn from(file: NewDeleteFile) -> Self {
+        let NewDeleteFile { fact, file, spec_id } = file;
+        Self { fact, file, spec_id, sequence_number: None }
     }
 }
 

@@ -42,6 +42,7 @@ fn live(path: &str, sequence: i64, partition: Arc<Partition>, entry: &mut DataFi
         added_by: SnapshotId(sequence),
         sequence_number: sequence,
         file_sequence_number: sequence,
+        first_row_id: None,
         file: Arc::new(file),
         spec_id: spec,
     }

@@ -30,6 +30,7 @@ fn as_live(file: &NewDeleteFile) -> LiveFile {
         added_by: mergeberg_kernel::ids::SnapshotId(9),
         sequence_number: 9,
         file_sequence_number: 9,
+        first_row_id: None,
         file: Arc::clone(&file.file),
         spec_id: file.spec_id,
     }
