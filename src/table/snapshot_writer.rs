@@ -448,3 +448,11 @@ pub fn new_snapshot_id(facts: &TableFacts, mut random: impl FnMut() -> u64) -> S
 #[cfg(test)]
 #[path = "snapshot_writer_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "snapshot_writer_deletes_tests.rs"]
+mod deletes_tests;
+
+#[cfg(test)]
+#[path = "snapshot_writer_row_ids_tests.rs"]
+mod row_ids_tests;

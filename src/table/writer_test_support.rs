@@ -183,7 +183,8 @@ impl TestTable {
     /// The snapshot's manifests as they stand on disk.
     pub fn manifests_on_disk(&self, manifest_list: &str) -> Vec<ManifestFile> {
         let bytes = std::fs::read(manifest_list).unwrap();
-        let list = ManifestList::parse_with_version(&bytes, FormatVersion::V2).unwrap();
+        let version = self.table.metadata.format_version();
+        let list = ManifestList::parse_with_version(&bytes, version).unwrap();
         list.consume_entries().into_iter().collect()
     }
 

@@ -1,0 +1,1 @@
+//! Row ids of candidates (rule N2).
