@@ -146,12 +146,17 @@ impl TestTable {
 
     /// A data file that is described but does not exist.
     pub fn pretended_file(&self, path: &str, carrier: &str) -> AddedFile {
+        self.pretended_rows(path, carrier, 10)
+    }
+
+    /// The same with this many rows.
+    pub fn pretended_rows(&self, path: &str, carrier: &str, rows: u64) -> AddedFile {
         let file = DataFileBuilder::default()
             .content(DataContentType::Data)
             .file_path(path.to_owned())
             .file_format(DataFileFormat::Parquet)
             .partition(Struct::from_iter([Some(Literal::string(carrier))]))
-            .record_count(10)
+            .record_count(rows)
             .file_size_in_bytes(1000)
             .build()
             .unwrap();
