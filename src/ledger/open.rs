@@ -270,7 +270,8 @@ mod tests {
         let path = folder.path().join("queue/ledger.db");
         let report = Ledger::migrate(&path).await.unwrap();
         assert!(report.created);
-        assert_eq!(report.applied, vec![(1, "ledger".to_owned())]);
+        let applied: Vec<i64> = report.applied.iter().map(|(version, _)| *version).collect();
+        assert_eq!(applied, versions());
 
         let again = Ledger::migrate(&path).await.unwrap();
         assert_eq!(again, MigrationReport { queue: report.queue.clone(), created: false, applied: vec![] });
@@ -279,6 +280,31 @@ mod tests {
         assert_eq!(one.queue_id(), &report.queue);
         assert_eq!(two.queue_id(), &report.queue);
         one.check().await.unwrap();
+    }
+
+    /// Every migration that this release has.
+    fn versions() -> Vec<i64> {
+        MIGRATOR.iter().map(|migration| migration.version).collect()
+    }
+
+    #[tokio::test]
+    async fn a_ledger_of_an_older_release_is_brought_up_with_its_rows() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.db");
+        let ledger = Ledger::open_or_create(&path).await.unwrap();
+        let request = super::super::testing::enqueue(&ledger, "ingest/a", 1).await;
+        ledger.close().await;
+        let mut conn = options(&path).connect().await.unwrap();
+        sqlx::query("ALTER TABLE train DROP COLUMN written").execute(&mut conn).await.unwrap();
+        sqlx::query("DELETE FROM _sqlx_migrations WHERE version = 2").execute(&mut conn).await.unwrap();
+        conn.close().await.unwrap();
+
+        let pending = Ledger::open(&path).await.unwrap_err();
+        assert!(matches!(&pending, LedgerError::Pending { pending, fresh: false, .. } if pending == &[2]));
+        let report = Ledger::migrate(&path).await.unwrap();
+        assert_eq!(report.applied, vec![(2, "train files".to_owned())]);
+        let ledger = Ledger::open(&path).await.unwrap();
+        assert_eq!(ledger.request(request).await.unwrap().pinned.0, 1);
     }
 
     #[tokio::test]
@@ -291,7 +317,9 @@ mod tests {
 
         std::fs::write(&path, b"").unwrap();
         let pending = Ledger::open(&path).await.unwrap_err();
-        assert!(matches!(&pending, LedgerError::Pending { pending, fresh: true, .. } if pending == &[1]));
+        assert!(
+            matches!(&pending, LedgerError::Pending { pending, fresh: true, .. } if pending == &versions())
+        );
         assert!(pending.to_string().contains(MIGRATE_COMMAND), "{pending}");
         assert_eq!(pending.reason(), Some(ReasonCode::LedgerUnusable));
         Ledger::open_or_create(&path).await.unwrap();

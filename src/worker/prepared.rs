@@ -92,6 +92,7 @@ fn live(by: SnapshotId, file: &AddedFile) -> LiveFile {
         // Numbered when the train is written: newer than everything on the target.
         sequence_number: i64::MAX,
         file_sequence_number: i64::MAX,
+        first_row_id: None,
         file: Arc::clone(&file.file),
         spec_id: file.spec_id,
     }
