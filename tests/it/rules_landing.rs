@@ -253,15 +253,39 @@ async fn rule_l7_a_format_that_would_lose_something_is_never_landed_on() {
     let house = House::orders(ORDERS_POLICY).await;
     house.append_on_new("ingest/b", &[order(4, 22)]).await;
     let request = house.enqueue("ingest/b").await;
-    house
-        .edit_metadata(|metadata| {
-            metadata["format-version"] = json!(3);
-            metadata["next-row-id"] = json!(0);
-        })
-        .await;
+    house.edit_metadata(|metadata| metadata["format-version"] = json!(4)).await;
     house.drain().await;
     // Nobody's request is at fault: it waits for a release that knows the format.
     assert_eq!(house.state(request).await, "held(format-unsupported)");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_l7_a_table_that_is_upgraded_while_a_train_is_checked_is_written_in_the_new_format() {
+    let house = Arc::new(House::orders(ORDERS_POLICY).await);
+    house.append_on_new("ingest/b", &[order(4, 22)]).await;
+    house.append("main", &[order(5, 23)]).await;
+    let request = house.enqueue("ingest/b").await;
+    let (worker, script) = house.scripted().await;
+    let owner = Arc::clone(&house);
+    script.at(Moment::After(1), move || async move {
+        owner
+            .edit_metadata(|metadata| {
+                metadata["format-version"] = json!(3);
+                metadata["next-row-id"] = json!(0);
+            })
+            .await;
+    });
+    drain(&worker).await;
+    script.assert_played();
+    assert_eq!(house.state(request).await, "landed");
+    assert_eq!(house.request(request).await.attempts, 2);
+    let history = house.history(request).await;
+    assert!(history.contains("upgraded from format version 2 to 3"), "{history}");
+    let table = house.loaded().await;
+    assert_eq!((table.facts.format_version, house.keys("main").await), (3, vec![1, 2, 3, 4, 5]));
+    // Rule N2: the first snapshot after the upgrade numbers what it carries over as well.
+    assert_eq!(table.facts.next_row_id, Some(5));
+    house.assert_sound().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

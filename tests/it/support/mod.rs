@@ -216,13 +216,14 @@ impl House {
         self.append(name, rows).await
     }
 
-    /// Replaces whole days, as one snapshot without a record.
+    /// Replaces whole days, as one snapshot without a record, and says so as Spark does.
     pub async fn overwrite_days(&self, name: &str, days: &[u32], rows: &[Order]) -> SnapshotId {
         let days: Vec<String> = days.iter().map(|day| format!("2026-08-{day:02}")).collect();
         let remove = Removal::Files(Box::new(move |file| {
             file.fact.partition.fields.iter().any(|f| f.value.as_ref().is_some_and(|v| days.contains(v)))
         }));
-        self.write(name, "overwrite", rows, remove, BTreeMap::new()).await
+        let said = BTreeMap::from([("replace-partitions".to_owned(), "true".to_owned())]);
+        self.write(name, "overwrite", rows, remove, said).await
     }
 
     pub async fn write(
