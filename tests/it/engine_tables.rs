@@ -14,9 +14,11 @@ use mergeberg::ledger::{Decision, ReviewFilter};
 use mergeberg::table::catalog::Catalog;
 use mergeberg::table::manifests::{FileScope, ManifestStore};
 use mergeberg_kernel::ids::{Principal, SnapshotId};
+use serde_json::{Value, json};
 
-use crate::support::engine_table::{Expected, Oracle, names};
-use crate::support::{House, branch};
+use crate::support::engine_table::{Expected, NAME, Oracle, names};
+use crate::support::python::Python;
+use crate::support::{House, branch, json_rows};
 
 /// As strict as shipped, but for appends, which may meet.
 const SERIAL: &str = r#"
@@ -50,13 +52,25 @@ checks = ["one-id-once"]
 /// Merged, but their rows are not read by this release: Avro and ORC files, and structs whose fields changed.
 const NOT_READ_HERE: [&str; 2] = ["formats-v2", "evolution-nested-v2"];
 
-/// What became of a table's branch: a classification, or why not, as it stands in the page.
-async fn merge(table: &str, policy: &str, oracle: Oracle) -> String {
+/// A table after its branch was merged.
+struct Merged {
+    house: House,
+    /// A classification, or why it was not published, as it stands in the page.
+    outcome: String,
+    /// Rows of main, when it landed and they can be read here.
+    rows: Option<Vec<String>>,
+}
+
+/// Merges the branch of a table and checks what came of it.
+async fn merge(table: &str, policy: &str, oracle: Oracle) -> Merged {
     let expected = Expected::of(table);
     let house = House::engine_table(table, policy).await;
     let before = match house.catalog.load(&house.table).await {
         Ok(table) => table,
-        Err(error) => return format!("not opened: {}", error.reason().code()),
+        Err(error) => {
+            let outcome = format!("not opened: {}", error.reason().code());
+            return Merged { house, outcome, rows: None };
+        }
     };
     let head = before.facts.head(&branch("main"));
     let request = house.enqueue("b").await;
@@ -69,11 +83,15 @@ async fn merge(table: &str, policy: &str, oracle: Oracle) -> String {
     }
     let row = house.request(request).await;
     let after = house.loaded().await;
+    let readable = !NOT_READ_HERE.contains(&table);
+    let mut rows = None;
     let outcome = match row.state.to_string().as_str() {
         "landed" => {
             let landed = after.facts.head(&branch("main")).unwrap();
-            if !NOT_READ_HERE.contains(&table) {
-                expected.assert_explains(table, &house.lines_at(landed).await, oracle);
+            if readable {
+                let read = house.lines_at(landed).await;
+                expected.assert_explains(table, &read, oracle);
+                rows = Some(read);
             }
             if let Some(files) = expected.files_after_its_own_merge() {
                 assert_eq!(house.live_files(landed).await, files, "{table}: live files of main");
@@ -89,15 +107,13 @@ async fn merge(table: &str, policy: &str, oracle: Oracle) -> String {
             format!("{other}{reviewed}")
         }
     };
-    if outcome.contains("unreadable") {
-        return outcome;
+    if !outcome.contains("unreadable") {
+        house.assert_sound().await;
+        if let Some((head, rows)) = head.zip(expected.rows("main")).filter(|_| readable) {
+            assert_eq!(house.lines_at(head).await, rows, "{table}: rows of main before");
+        }
     }
-    house.assert_sound().await;
-    let readable = !NOT_READ_HERE.contains(&table);
-    if let Some((head, rows)) = head.zip(expected.rows("main")).filter(|_| readable) {
-        assert_eq!(house.lines_at(head).await, rows, "{table}: rows of main before");
-    }
-    outcome
+    Merged { house, outcome, rows }
 }
 
 impl House {
@@ -128,28 +144,44 @@ impl House {
 }
 
 const PAGE: &str = "docs/compatibility.md";
-/// Between these two the page is this test's.
-const MARKS: [&str; 2] = ["<!-- merges: begin -->", "<!-- merges: end -->"];
+
+/// Keeps the part of the page between two marks.
+fn assert_page(part: &str, text: &str) {
+    let [begin, end] = ["begin", "end"].map(|word| format!("<!-- {part}: {word} -->"));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE);
+    let page = std::fs::read_to_string(&path).unwrap();
+    let (head, rest) = page.split_once(&begin).expect("the page has the marks");
+    let (_, tail) = rest.split_once(&end).expect("the page has the marks");
+    let current = format!("{head}{begin}\n{text}{end}{tail}");
+    if std::env::var_os("MERGEBERG_BLESS").is_some() {
+        std::fs::write(&path, &current).unwrap();
+    }
+    assert!(page == current, "{PAGE} is not what merging gives; MERGEBERG_BLESS=1 writes it again");
+}
+
+/// Tables with a branch to merge.
+fn with_branch() -> impl Iterator<Item = String> {
+    names().into_iter().filter(|name| Expected::of(name).has_branch())
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn branches_that_engines_wrote_land_as_the_engine_says_or_are_refused() {
-    let mut lines = String::new();
+    let mut lines = String::from(
+        "| table | written by | branch | format | main meanwhile | the engine's own merge | serializable | by rows |\n\
+         |---|---|---|---|---|---|---|---|\n",
+    );
     let mut failed = Vec::new();
-    for table in names() {
+    for table in with_branch() {
         let expected = Expected::of(&table);
-        if !expected.has_branch() {
-            continue;
-        }
         let mut outcomes = Vec::new();
         for (policy, oracle) in [(SERIAL, Oracle::LandingOrder), (BY_ROWS, Oracle::SomeOrder)] {
             match AssertUnwindSafe(merge(&table, policy, oracle)).catch_unwind().await {
-                Ok(outcome) => outcomes.push(outcome),
+                Ok(merged) => outcomes.push(merged.outcome),
                 Err(_) => failed.push(table.clone()),
             }
         }
         let [engine, operation, meanwhile, own] = expected.words();
-        let version = expected.format_version();
-        let outcomes = outcomes.join(" | ");
+        let (version, outcomes) = (expected.format_version(), outcomes.join(" | "));
         writeln!(
             lines,
             "| `{table}` | {engine} | {operation} | v{version} | {meanwhile} | {own} | {outcomes} |"
@@ -157,15 +189,43 @@ async fn branches_that_engines_wrote_land_as_the_engine_says_or_are_refused() {
         .unwrap();
     }
     assert!(failed.is_empty(), "{failed:?}");
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE);
-    let page = std::fs::read_to_string(&path).unwrap();
-    let (head, rest) = page.split_once(MARKS[0]).expect("the page has the marks");
-    let (_, tail) = rest.split_once(MARKS[1]).expect("the page has the marks");
-    let header = "| table | written by | branch | format | main meanwhile | the engine's own merge | serializable | by rows |\n\
-                  |---|---|---|---|---|---|---|---|\n";
-    let current = format!("{head}{}\n{header}{lines}{}{tail}", MARKS[0], MARKS[1]);
-    if std::env::var_os("MERGEBERG_BLESS").is_some() {
-        std::fs::write(&path, &current).unwrap();
+    assert_page("merges", &lines);
+}
+
+/// After a landing, the target is read by engines that share no code with us.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_landed_is_read_by_other_engines() {
+    const READERS: [(&str, &str); 2] = [("PyIceberg", "read"), ("DuckDB", "read_duckdb")];
+    // One process for all of them: it takes longer to start than to read.
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut python) = Python::start(folder.path()) else { return };
+    let mut alike = [0_u32; READERS.len()];
+    let mut landed = 0;
+    let mut others = String::new();
+    for table in with_branch() {
+        let merged = merge(&table, BY_ROWS, Oracle::SomeOrder).await;
+        let Some(rows) = merged.rows else { continue };
+        landed += 1;
+        let catalog = Python::catalog_of(merged.house.dir.path());
+        let mut findings = Vec::new();
+        for ((_, job), alike) in READERS.iter().zip(&mut alike) {
+            let answer = python.ask(job, json!({ "catalog": catalog, "table": NAME, "ref": "main" }));
+            let finding = match answer.get("rows").and_then(Value::as_array) {
+                Some(read) if json_rows::lines(read) == rows => {
+                    *alike += 1;
+                    "alike"
+                }
+                Some(_) => "other rows",
+                None => "not read",
+            };
+            findings.push(finding);
+        }
+        if findings.iter().any(|finding| *finding != "alike") {
+            writeln!(others, "| `{table}` | {} |", findings.join(" | ")).unwrap();
+        }
     }
-    assert!(page == current, "{PAGE} is not what merging gives; MERGEBERG_BLESS=1 writes it again");
+    let names = READERS.map(|(name, _)| name).join(" | ");
+    let counts = alike.map(|count| format!("{count} of {landed} alike")).join(" | ");
+    let text = format!("| table | {names} |\n|---|---|---|\n| all that landed | {counts} |\n{others}");
+    assert_page("readers", &text);
 }

@@ -44,12 +44,16 @@ impl Python {
             .unwrap();
         let jobs = child.stdin.take();
         let answers = BufReader::new(child.stdout.take().unwrap());
-        let catalog = json!({
+        Some(Self { child, jobs, answers, catalog: Self::catalog_of(folder) })
+    }
+
+    /// The catalog of a House, as a job names it.
+    pub fn catalog_of(folder: &Path) -> Value {
+        json!({
             "uri": format!("sqlite:///{}", folder.join("catalog.db").display()),
             "warehouse": format!("file://{}", folder.join("warehouse").display()),
             "name": "test",
-        });
-        Some(Self { child, jobs, answers, catalog })
+        })
     }
 
     pub fn ask(&mut self, op: &str, arguments: Value) -> Value {
