@@ -446,5 +446,8 @@ fn change_set(snapshot: &SnapshotFact, table: &TableName, manifests: &[Arc<Decod
 }
 
 #[cfg(test)]
+#[path = "damage_tests.rs"]
+mod damage_tests;
+#[cfg(test)]
 #[path = "manifests_tests.rs"]
 mod tests;
