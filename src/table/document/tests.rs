@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use iceberg::io::FileIO;
-use mergeberg_kernel::commit::{NewSnapshot, Update};
+use mergeberg_kernel::commit::{NewSnapshot, RowRange, Update};
 use mergeberg_kernel::facts::{RefFact, RefKind, TableFacts};
 use mergeberg_kernel::ids::{RefName, SchemaId, SnapshotId, TableName};
 use proptest::prelude::*;
@@ -182,6 +182,68 @@ fn n1_a_stale_sequence_number_is_refused_even_without_parent() {
     assert!(matches!(error, DocumentError::StaleSequenceNumber { sequence_number: 4, last: 4, .. }));
 }
 
+/// The table in format v3, with 40 row ids given out.
+fn metadata_v3() -> Value {
+    let mut value = metadata();
+    value["format-version"] = json!(3);
+    value["next-row-id"] = json!(40);
+    value
+}
+
+fn add_rows(id: i64, parent: i64, first_row_id: i64, added_rows: i64) -> Update {
+    let row_range = Some(RowRange { first_row_id, added_rows });
+    Update::AddSnapshot(NewSnapshot { row_range, ..snapshot(id, Some(parent)) })
+}
+
+#[test]
+fn n2_row_ids_of_a_train_follow_one_another() {
+    let (document, facts) = parse(&metadata_v3());
+    let updates = [add_rows(5, 3, 40, 10), add_rows(6, 5, 50, 0), add_rows(7, 6, 50, 3)];
+
+    let applied = document.apply(&facts, LOCATION, &updates, 50_000).unwrap();
+
+    assert_true_to_bytes(&applied);
+    assert_eq!(applied.facts.next_row_id, Some(53));
+    let value = written(&applied);
+    assert_eq!(value["next-row-id"], 53);
+    let last = &value["snapshots"][6];
+    assert_eq!((&last["first-row-id"], &last["added-rows"]), (&json!(50), &json!(3)));
+    // In its place, and nothing else but what a commit changes.
+    assert_eq!(value.as_object().unwrap().len(), metadata_v3().as_object().unwrap().len());
+    assert_eq!(value["statistics"], metadata()["statistics"]);
+    // Ids are never given twice, whatever becomes of the snapshots that took them.
+    let removed = Update::RemoveSnapshots(vec![SnapshotId(7)]);
+    let after = applied.document.apply(&applied.facts, LOCATION, &[removed], 60_000).unwrap();
+    assert_true_to_bytes(&after);
+    assert_eq!(after.facts.next_row_id, Some(53));
+}
+
+#[test]
+fn n2_row_ids_that_do_not_begin_at_the_tables_next_are_refused() {
+    let (document, facts) = parse(&metadata_v3());
+    let refusal = |updates: &[Update]| document.apply(&facts, LOCATION, updates, 50_000).unwrap_err();
+
+    for (first, added) in [(39, 5), (41, 5), (0, 5), (40, -1), (40, i64::MAX)] {
+        let error = refusal(&[add_rows(5, 3, first, added)]);
+        assert!(
+            matches!(error, DocumentError::WrongRowIds { first_row_id, next: 40, .. } if first_row_id == first),
+            "{error}"
+        );
+    }
+    let gap = refusal(&[add_rows(5, 3, 40, 10), add_rows(6, 5, 51, 1)]);
+    assert!(matches!(gap, DocumentError::WrongRowIds { first_row_id: 51, next: 50, .. }), "{gap}");
+}
+
+#[test]
+fn l7_a_snapshot_made_for_another_format_version_is_refused() {
+    let (document, facts) = parse(&metadata_v3());
+    let error = document.apply(&facts, LOCATION, &[add(5, 3)], 50_000).unwrap_err();
+    assert!(matches!(error, DocumentError::OtherFormat { version: 3, .. }), "{error}");
+
+    let error = apply(&[add_rows(5, 3, 0, 1)], 50_000).unwrap_err();
+    assert!(matches!(error, DocumentError::OtherFormat { version: 2, .. }), "{error}");
+}
+
 #[test]
 fn snapshots_are_added_once_and_only_to_known_parents() {
     assert!(matches!(apply(&[add(4, 3)], 0), Err(DocumentError::SnapshotExists(SnapshotId(4)))));
@@ -357,13 +419,20 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn update_of(step: &Step, ids: &mut Vec<i64>, next: &mut i64) -> Option<Update> {
+fn update_of(
+    step: &Step,
+    ids: &mut Vec<i64>,
+    next: &mut i64,
+    next_row_id: &mut Option<i64>,
+) -> Option<Update> {
     Some(match step {
         Step::Add { parent, root } => {
             let parent = if *root || ids.is_empty() { None } else { Some(ids[parent % ids.len()]) };
             *next += 1;
             ids.push(*next);
-            Update::AddSnapshot(snapshot(*next, parent))
+            let row_range = next_row_id.map(|first_row_id| RowRange { first_row_id, added_rows: *next % 7 });
+            *next_row_id = row_range.and_then(|range| range.end());
+            Update::AddSnapshot(NewSnapshot { row_range, ..snapshot(*next, parent) })
         }
         Step::Set { name, at } => {
             if ids.is_empty() {
@@ -395,15 +464,17 @@ proptest! {
     fn nothing_unknown_is_lost_and_facts_follow_the_bytes(
         commits in prop::collection::vec(prop::collection::vec(step(), 0..6), 1..5),
         clock in prop::collection::vec(0i64..100_000, 5),
+        v3 in any::<bool>(),
     ) {
-        let original = metadata();
-        let (mut document, mut facts) = base();
+        let original = if v3 { metadata_v3() } else { metadata() };
+        let (mut document, mut facts) = parse(&original);
+        let mut next_row_id = facts.next_row_id;
         let mut ids: Vec<i64> = vec![1, 2, 3, 4];
         let mut next = 4;
         let mut touched = BTreeSet::new();
         for (commit, now_ms) in commits.iter().zip(&clock) {
             let updates: Vec<Update> =
-                commit.iter().filter_map(|step| update_of(step, &mut ids, &mut next)).collect();
+                commit.iter().filter_map(|step| update_of(step, &mut ids, &mut next, &mut next_row_id)).collect();
             for update in &updates {
                 if let Update::SetRef(reference) = update {
                     touched.insert(reference.name.0.clone());
@@ -412,6 +483,7 @@ proptest! {
             let applied = document.apply(&facts, LOCATION, &updates, *now_ms).unwrap();
             assert_true_to_bytes(&applied);
             prop_assert!(applied.facts.last_updated_ms > facts.last_updated_ms);
+            prop_assert_eq!(applied.facts.next_row_id, next_row_id);
             prop_assert!(applied.facts.snapshot_log.is_sorted_by_key(|entry| entry.timestamp_ms));
             let main = applied.facts.head(&RefName::main());
             prop_assert_eq!(applied.facts.snapshot_log.last().map(|entry| entry.snapshot_id), main);

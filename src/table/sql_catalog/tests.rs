@@ -3,10 +3,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use iceberg::spec::{NestedField, PrimitiveType, Schema, Type, UnboundPartitionSpec};
-use mergeberg_kernel::commit::{NewSnapshot, RefRole};
+use mergeberg_kernel::commit::{NewSnapshot, RefRole, RowRange};
 use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::ids::{RefName, SchemaId, SnapshotId, TableUuid};
 
+use super::super::create::TableDefinition;
 use super::*;
 
 /// A catalog in a folder of its own, with the table `nyc.flights`, and a clock that is set by hand.
@@ -301,6 +302,34 @@ async fn a_sequence_number_taken_by_another_branch_asks_for_new_candidates() {
     let outcome = world.catalog.commit(&base, &[], vec![snapshot(2, Some(1), 1)]).await;
 
     assert!(matches!(&outcome, CommitOutcome::TableChanged(text) if text.contains("sequence number 1")));
+}
+
+#[tokio::test]
+async fn row_ids_taken_by_another_branch_ask_for_new_candidates() {
+    let world = World::new().await;
+    let name: TableName = "nyc.v3".parse().unwrap();
+    let definition = TableDefinition::default().column("id", "long", true).format_version(3);
+    let base = world.catalog.define_table(&name, &definition).await.unwrap();
+    assert_eq!((base.facts.format_version, base.facts.next_row_id), (3, Some(0)));
+    let numbered = |id, first_row_id| match snapshot(id, None, id) {
+        Update::AddSnapshot(new) => {
+            let row_range = Some(RowRange { first_row_id, added_rows: 5 });
+            Update::AddSnapshot(NewSnapshot { row_range, ..new })
+        }
+        other => other,
+    };
+
+    let table = landed(world.catalog.commit(&base, &[], vec![numbered(1, 0)]).await);
+    assert_eq!(table.facts.next_row_id, Some(5));
+    for late in [numbered(2, 0), snapshot(2, None, 2)] {
+        let outcome = world.catalog.commit(&table, &[], vec![late]).await;
+        assert!(matches!(outcome, CommitOutcome::TableChanged(_)), "{outcome:?}");
+    }
+    let table = landed(world.catalog.commit(&table, &[], vec![numbered(2, 5)]).await);
+    assert_eq!(world.other().await.load(&name).await.unwrap().facts, table.facts);
+    let definition = TableDefinition::default().column("id", "long", true).format_version(1);
+    let refused = world.catalog.define_table(&"nyc.v1".parse().unwrap(), &definition).await.unwrap_err();
+    assert!(refused.to_string().contains("format version 1"), "{refused}");
 }
 
 #[tokio::test]
