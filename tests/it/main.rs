@@ -18,6 +18,7 @@ mod deletes;
 mod demo;
 mod engine_tables;
 mod engines;
+mod format_v3;
 mod oracle;
 mod outcomes;
 mod pins;

@@ -258,7 +258,7 @@ impl House {
             principal: Principal::new("test"),
             idempotency_key: key.map(str::to_owned),
             structure: table.facts.structure(),
-            format_version: 2,
+            format_version: table.facts.format_version,
         };
         match self.ledger.enqueue(&new, self.now()).await.unwrap() {
             Enqueued::New(row) | Enqueued::Existing(row) => row.id,

@@ -1,4 +1,5 @@
-//! PyIceberg and DuckDB as a process of their own: `tests/python/engine.py serve`, a job a line.
+//! Engines as processes of their own, a job a line: PyIceberg and DuckDB (`tests/python/engine.py serve`), and
+//! Spark (`tests/python/spark_engine.py serve`).
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -14,8 +15,10 @@ use tempfile::TempDir;
 use super::child::real_now;
 use super::{House, ORDERS, Order};
 
-/// Set by `scripts/test`: the interpreter that has the engines.
+/// Set by `scripts/test`: the interpreter that has PyIceberg and DuckDB.
 const INTERPRETER: &str = "MERGEBERG_PYTHON";
+/// Set by `scripts/test`: the interpreter that has Spark.
+const SPARK_INTERPRETER: &str = "MERGEBERG_SPARK";
 
 /// One `serve` process over the catalog of a folder.
 pub struct Python {
@@ -28,13 +31,20 @@ pub struct Python {
 impl Python {
     /// `None`, said so, without the engines: `scripts/test --quick` has none.
     pub fn start(folder: &Path) -> Option<Self> {
-        let Some(interpreter) = std::env::var_os(INTERPRETER) else {
-            eprintln!(
-                "skipped: {INTERPRETER} is unset, so there are no Python engines (scripts/test sets it)"
-            );
+        Self::serve(INTERPRETER, "engine.py", folder)
+    }
+
+    /// Spark in the same way.
+    pub fn spark(folder: &Path) -> Option<Self> {
+        Self::serve(SPARK_INTERPRETER, "spark_engine.py", folder)
+    }
+
+    fn serve(variable: &str, script: &str, folder: &Path) -> Option<Self> {
+        let Some(interpreter) = std::env::var_os(variable) else {
+            eprintln!("skipped: {variable} is unset, so its engine is not there (scripts/test sets it)");
             return None;
         };
-        let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/python/engine.py");
+        let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/python").join(script);
         let mut child = Command::new(interpreter)
             .arg(script)
             .arg("serve")
