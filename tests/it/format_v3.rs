@@ -33,7 +33,7 @@ async fn house(version: u8) -> House {
 }
 
 impl House {
-    async fn live_files(&self) -> Vec<LiveFile> {
+    async fn live_of_main(&self) -> Vec<LiveFile> {
         let table = self.loaded().await;
         let head = table.facts.head(&main_branch()).unwrap();
         let snapshot = table.facts.snapshots.get(head).unwrap();
@@ -45,7 +45,7 @@ impl House {
         let table = self.loaded().await;
         let rows = self.files_at(&table, table.facts.head(&main_branch()).unwrap()).await;
         let mut ids = RowIds::new();
-        for file in self.live_files().await {
+        for file in self.live_of_main().await {
             let rows: &Vec<Order> = &rows[&file.fact.path];
             assert_eq!(rows.len() as i64, file.fact.records, "deletes move places");
             ids.extend(rows.iter().zip(file.first_row_id.unwrap()..).map(|(row, id)| (row.id, id)));
@@ -58,7 +58,7 @@ impl House {
         let table = self.loaded().await;
         let head = table.facts.head(&main_branch()).unwrap();
         let rows = self.files_at(&table, head).await;
-        let files = self.live_files().await;
+        let files = self.live_of_main().await;
         let holds = |file: &&LiveFile| rows[&file.fact.path].iter().any(|row| row.id == order);
         let data_file = files.iter().find(holds).unwrap().clone();
         let delete = RowsToDelete { data_file, positions: [0].into_iter().collect() };
@@ -163,7 +163,7 @@ impl House {
         assert_eq!(theirs, *ours, "row ids by order id");
         let table = self.loaded().await;
         let rows = self.files_at(&table, table.facts.head(&main_branch()).unwrap()).await;
-        for file in self.live_files().await {
+        for file in self.live_of_main().await {
             for row in &rows[&file.fact.path] {
                 assert_eq!(found[&row.id].1, file.sequence_number, "order {}", row.id);
             }
