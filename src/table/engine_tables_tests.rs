@@ -1,25 +1,29 @@
 //! The tables below `fixtures/tables`, which engines wrote: their metadata, summaries and row ids as we
 //! understand them are what Java meant. Manifests name files by the path of the place where a table was made.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use iceberg::io::FileIO;
-use mergeberg_kernel::change::FileFact;
+use iceberg::spec::Datum;
+use mergeberg_kernel::change::{DeleteKey, FileContent, FileFact};
 use mergeberg_kernel::ids::{RefName, SnapshotId, TableName};
 use mergeberg_kernel::lineage::SnapshotFact;
 use serde_json::Value;
 
 use super::catalog::CatalogError;
+use super::error::TableError;
 use super::loaded::LoadedTable;
-use super::manifests::{FileScope, ManifestStore};
+use super::manifests::{FileScope, LiveFile, ManifestStore};
 use super::snapshot_summary;
 use super::snapshot_writer::SnapshotWriter;
-use super::writer_test_support::{append, fact_of_new};
+use super::writer_test_support::{append, delete, fact_of_new};
 
 const PLACE: &str = "/tmp/mergeberg-fixtures-v1";
 /// Memory of the manifest cache, bytes.
 const CACHE_BYTES: usize = 64 * 1024 * 1024;
+/// Ids above belong to metadata columns (table spec, "Reserved Field IDs").
+const MAX_COLUMN_ID: i32 = i32::MAX - 200;
 /// Tables that are refused, each by name: format version 1, columns of type variant.
 const REFUSED: [&str; 3] = ["v1-append", "v1-void", "variant-v3"];
 /// Tables with partition values that the crate does not decode (UUID, fixed bytes).
@@ -218,4 +222,99 @@ async fn rule_n2_picked_rows_get_the_ids_that_java_gives() {
         picked.push(name);
     }
     assert!(picked.len() >= 5, "{picked:?}");
+}
+
+/// Everything that manifests say of files, but for where the first row id stands: in the entry, or inherited.
+fn by_key(table: &LoadedTable, files: &[LiveFile]) -> BTreeMap<DeleteKey, String> {
+    let told = |file: &LiveFile| {
+        // Maps of statistics have no order of their own.
+        let sorted =
+            |counts: &HashMap<i32, u64>| counts.iter().map(|(k, v)| (*k, *v)).collect::<BTreeMap<_, _>>();
+        // Of columns that were dropped nobody asks for bounds; the crate leaves them out.
+        let known = |id: i32| id > MAX_COLUMN_ID || table.metadata.current_schema().field_by_id(id).is_some();
+        let bounds = |of: &HashMap<i32, Datum>| {
+            let known = of.iter().filter(|(id, _)| known(**id));
+            known.map(|(id, bound)| (*id, bound.to_string())).collect::<BTreeMap<_, _>>()
+        };
+        let entry = &file.file;
+        format!(
+            "{:?} {:?} {} {} {:?} {:?} | {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            file.fact,
+            file.added_by,
+            file.sequence_number,
+            file.file_sequence_number,
+            file.first_row_id,
+            file.spec_id,
+            sorted(entry.column_sizes()),
+            sorted(entry.value_counts()),
+            sorted(entry.null_value_counts()),
+            sorted(entry.nan_value_counts()),
+            bounds(entry.lower_bounds()),
+            bounds(entry.upper_bounds()),
+            entry.split_offsets(),
+            entry.equality_ids(),
+            entry.sort_order_id(),
+            entry.referenced_data_file(),
+            entry.content_size_in_bytes(),
+            entry.file_format(),
+        )
+    };
+    files.iter().map(|file| (file.fact.key(), told(file))).collect()
+}
+
+/// One file of each kind is removed, so that its manifest is written again, and small manifests are merged:
+/// of every other file the new manifests say what the engine's said.
+#[tokio::test]
+async fn manifests_that_are_written_again_say_the_same_of_every_file() {
+    let mut compared = 0;
+    for EngineTable { name, loaded, .. } in engine_tables() {
+        let (Ok(table), false) = (&loaded, UNREAD.contains(&name.as_str())) else { continue };
+        for merge_at in ["2", "100"] {
+            for head in table.facts.refs.values().map(|r| table.facts.snapshots.get(r.snapshot_id).unwrap()) {
+                let store = ManifestStore::new(CACHE_BYTES);
+                let before = store.live_files(table, head, &FileScope::Table).await.unwrap();
+                let folder = tempfile::tempdir().unwrap();
+                let mut written = table.clone();
+                let properties = &mut written.facts.properties;
+                properties
+                    .insert("write.metadata.path".to_owned(), folder.path().to_str().unwrap().to_owned());
+                properties.insert("commit.manifest.min-count-to-merge".to_owned(), merge_at.to_owned());
+                let mut change = delete(1, before.data.first().map(|file| &file.fact.path));
+                change.remove_deletes = before.deletes.iter().take(1).map(|file| file.fact.key()).collect();
+                let mut writer = SnapshotWriter::on(&store, &written, Some(head)).await.unwrap();
+                let snapshot = fact_of_new(&writer.add(change.clone()).await.unwrap());
+
+                // Read from disk, not from what the writer remembers.
+                let store = ManifestStore::new(CACHE_BYTES);
+                let after = store.live_files(table, &snapshot, &FileScope::Table).await.unwrap();
+                let (mut data, mut deletes) = (by_key(table, &before.data), by_key(table, &before.deletes));
+                data.retain(|key, _| !change.remove.contains(&key.path));
+                let goes = |file: &&LiveFile| matches!(&file.fact.content, FileContent::DeletionVector { of, .. } if change.remove.contains(of));
+                let dangling: BTreeSet<DeleteKey> =
+                    before.deletes.iter().filter(goes).map(|f| f.fact.key()).collect();
+                deletes.retain(|key, _| !change.remove_deletes.contains(key) && !dangling.contains(key));
+                assert_eq!(by_key(table, &after.data), data, "{name}");
+                assert_eq!(by_key(table, &after.deletes), deletes, "{name}");
+                compared += data.len() + deletes.len();
+            }
+        }
+    }
+    assert!(compared > 500, "{compared}");
+}
+
+#[tokio::test]
+async fn partition_values_that_are_not_decoded_are_said_to_be_of_which_type() {
+    let store = ManifestStore::new(CACHE_BYTES);
+    for EngineTable { name, loaded, .. } in engine_tables() {
+        if !UNREAD.contains(&name.as_str()) {
+            continue;
+        }
+        let table = loaded.unwrap();
+        let head = table.facts.snapshots.get(table.facts.head(&RefName::main()).unwrap()).unwrap();
+        let error = store.live_files(&table, head, &FileScope::Table).await.unwrap_err();
+        assert!(
+            matches!(&error, TableError::Unsupported(text) if text.contains("partition values")),
+            "{error}"
+        );
+    }
 }

@@ -12,7 +12,7 @@ use iceberg::metadata_columns::RESERVED_FIELD_ID_DELETE_FILE_PATH;
 use iceberg::spec::{
     DataContentType, DataFile, DataFileFormat, Datum, FormatVersion, Manifest, ManifestContentType,
     ManifestFile, ManifestStatus, ManifestWriterBuilder, PartitionSpec, PartitionSpecRef, PrimitiveLiteral,
-    SchemaRef, Struct, StructType, TableMetadata, UNASSIGNED_SEQUENCE_NUMBER,
+    PrimitiveType, SchemaRef, Struct, StructType, TableMetadata, UNASSIGNED_SEQUENCE_NUMBER,
 };
 use mergeberg_kernel::change::{DeleteKey, FileContent, FileFact};
 use mergeberg_kernel::ids::{SnapshotId, SpecId};
@@ -140,6 +140,24 @@ pub(super) fn decode(
     }
     let spec_id = SpecId(file.partition_spec_id);
     Ok(DecodedManifest::new(spec_id, file.content, header.schema().clone(), entries))
+}
+
+/// Partition types of the spec whose values the crate may fail to decode, as text; `None` without any.
+pub(super) fn undecoded_types(metadata: &TableMetadata, spec: &PartitionSpec) -> Option<String> {
+    let types = spec.partition_type(metadata.current_schema()).ok()?;
+    let undecoded = types.fields().iter().filter(|field| {
+        matches!(
+            field.field_type.as_primitive_type(),
+            Some(
+                PrimitiveType::Uuid
+                    | PrimitiveType::Fixed(_)
+                    | PrimitiveType::TimestampNs
+                    | PrimitiveType::TimestamptzNs
+            )
+        )
+    });
+    let names: Vec<String> = undecoded.map(|field| field.field_type.to_string()).collect();
+    (!names.is_empty()).then(|| names.join(", "))
 }
 
 /// ADDED entries inherit from the manifest list; files of format v1 have sequence number 0.

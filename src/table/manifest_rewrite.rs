@@ -22,6 +22,7 @@ use super::manifests::{
     FileScope, ManifestFiles, ManifestStore, TableAccess, has_live_files, may_hold, on_blocking_thread,
 };
 use super::row_ids;
+use super::snapshot_change::SnapshotChange;
 
 /// Manifests written at the same time.
 const PARALLEL_WRITES: usize = 8;
@@ -86,9 +87,38 @@ impl ManifestMaker {
         Ok((manifests, removed))
     }
 
+    /// Delete manifests without what the change removes from them, vectors of removed data files included
+    /// (rule D5), and the delete files that went. A vector that would come beside one that stays is refused.
+    pub async fn without_deletes(
+        &mut self,
+        deletes: ManifestFiles,
+        change: &SnapshotChange,
+        removed_data: &[FileFact],
+        author: Author,
+    ) -> Result<(ManifestFiles, Vec<FileFact>), TableError> {
+        let gone = removed_data.iter().map(|file| (&file.path, &file.partition));
+        let dangling = self.vectors_of(gone, &deletes).await?;
+        let mut remove = change.remove_deletes.clone();
+        remove.extend(dangling.iter().map(FileFact::key));
+        let (deletes, removed) = self.without(deletes, &remove, author).await?;
+
+        let vectors = change.add_deletes.iter().filter_map(|file| match &file.fact.content {
+            FileContent::DeletionVector { of, offset: _ } => Some((of, &file.fact.partition)),
+            FileContent::Data | FileContent::PositionDeletes { .. } | FileContent::EqualityDeletes { .. } => {
+                None
+            }
+        });
+        if let Some(other) = self.vectors_of(vectors, &deletes).await?.first() {
+            let of = other.deletes_rows_of().map_or("a data file", AsRef::as_ref);
+            let message = format!("{of} would have two deletion vectors, {} is live", other.key());
+            return Err(TableError::InvalidChange { snapshot: change.id, message });
+        }
+        Ok((deletes, removed))
+    }
+
     /// Live deletion vectors of these data files (rule D5). Vectors lie in the partition of their data file
     /// (table spec, "Deletion Vectors"), so manifests of other partitions are not opened.
-    pub async fn vectors_of<'a>(
+    async fn vectors_of<'a>(
         &self,
         data_files: impl Iterator<Item = (&'a Arc<str>, &'a Arc<Partition>)>,
         deletes: &ManifestFiles,

@@ -289,9 +289,16 @@ impl ManifestStore {
             })?;
         let bytes = read(&access.file_io, path).await?;
         self.shared.manifests_read.fetch_add(1, Ordering::Relaxed);
-        let job = file.clone();
-        let manifest =
-            on_blocking_thread(path, move || manifest_codec::decode(&job, bytes.as_ref(), &spec)).await??;
+        let (job, of) = (file.clone(), spec.clone());
+        let manifest = on_blocking_thread(path, move || manifest_codec::decode(&job, bytes.as_ref(), &of))
+            .await?
+            .map_err(|error| match manifest_codec::undecoded_types(&access.metadata, &spec) {
+                Some(what) => TableError::Unsupported(format!(
+                    "{path} cannot be read: this release does not decode all partition values of type {what}; \
+                     publish to the table with its own engine"
+                )),
+                None => error,
+            })?;
         Ok(self.keep_manifest(path, manifest))
     }
 

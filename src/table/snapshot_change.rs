@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use iceberg::spec::{DataFile, FormatVersion};
 use mergeberg_kernel::change::{DeleteKey, FileContent, FileFact};
+use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{SchemaId, SnapshotId, SpecId};
 
 use super::data_files::NewDataFile;
@@ -12,6 +13,8 @@ use super::deletes::NewDeleteFile;
 use super::error::TableError;
 use super::manifests::LiveFile;
 
+/// Draws before a free snapshot id is counted up to.
+const MAX_ID_DRAWS: usize = 16;
 /// Labels that the table spec knows.
 const LABELS: [&str; 4] = ["append", "overwrite", "replace", "delete"];
 
@@ -121,4 +124,24 @@ impl SnapshotChange {
         }
         Ok(())
     }
+}
+
+/// A snapshot id that the table does not have: positive, from `random`. Cars that are not committed are not
+/// known here; the writer refuses an id that its own chain has.
+pub fn new_snapshot_id(facts: &TableFacts, mut random: impl FnMut() -> u64) -> SnapshotId {
+    // Clearing the sign bit leaves 63 bits, as Java does.
+    let mut draw = || SnapshotId((random() & (u64::MAX >> 1)).cast_signed());
+    let free = |id: &SnapshotId| id.0 > 0 && !facts.snapshots.contains(*id);
+    let mut id = draw();
+    for _ in 1..MAX_ID_DRAWS {
+        if free(&id) {
+            return id;
+        }
+        id = draw();
+    }
+    // The table has fewer snapshots than there are ids, so counting up ends.
+    while !free(&id) {
+        id = SnapshotId(id.0.checked_add(1).unwrap_or(1));
+    }
+    id
 }

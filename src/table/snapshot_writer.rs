@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
 use iceberg::spec::{FormatVersion, ManifestContentType, ManifestStatus};
-use mergeberg_kernel::change::{DeleteKey, FileContent, FileFact};
+use mergeberg_kernel::change::{DeleteKey, FileFact};
 use mergeberg_kernel::commit::{NewSnapshot, RowRange};
 use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{SnapshotId, SpecId};
@@ -35,15 +35,13 @@ use super::manifest_merge::MergeSettings;
 use super::manifest_rewrite::{Author, ManifestMaker};
 use super::manifests::{ManifestFiles, ManifestStore, TableAccess, has_live_files};
 use super::row_ids;
-pub use super::snapshot_change::{AddedFile, SnapshotChange};
+pub use super::snapshot_change::{AddedFile, SnapshotChange, new_snapshot_id};
 use super::snapshot_summary;
 
 /// Manifest lists written at the same time.
 const PARALLEL_WRITES: usize = 8;
 /// A new manifest holds at most this many files; more go into further ones, encoded in parallel.
 const MAX_FILES_PER_MANIFEST: usize = 5_000;
-/// Draws before a free snapshot id is counted up to.
-const MAX_ID_DRAWS: usize = 16;
 /// Table property that moves metadata elsewhere.
 const METADATA_PATH: &str = "write.metadata.path";
 /// Number of the attempt in the names of manifest lists: a writer makes each snapshot once.
@@ -311,7 +309,8 @@ impl SnapshotWriter {
         let gone: BTreeSet<DeleteKey> =
             change.remove.iter().map(|path| DeleteKey { path: path.clone(), content_offset: None }).collect();
         let (data, mut removed) = self.maker.without(self.head.data.clone(), &gone, author).await?;
-        let (deletes, removed_deletes) = self.without_deletes(&change, &removed, author).await?;
+        let (deletes, removed_deletes) =
+            self.maker.without_deletes(self.head.deletes.clone(), &change, &removed, author).await?;
         let mut data = self.joined(new_data, data, author).await?;
         let deletes = self.joined(new_deletes, deletes, author).await?;
         let row_range = match self.head.next_row_id {
@@ -358,35 +357,6 @@ impl SnapshotWriter {
         Ok((snapshot, list))
     }
 
-    /// The head's delete manifests without what the change removes from them, vectors of removed data files
-    /// included (rule D5), and the delete files that went.
-    async fn without_deletes(
-        &mut self,
-        change: &SnapshotChange,
-        removed_data: &[FileFact],
-        author: Author,
-    ) -> Result<(ManifestFiles, Vec<FileFact>), TableError> {
-        let deletes = self.head.deletes.clone();
-        let gone = removed_data.iter().map(|file| (&file.path, &file.partition));
-        let dangling = self.maker.vectors_of(gone, &deletes).await?;
-        let mut remove = change.remove_deletes.clone();
-        remove.extend(dangling.iter().map(FileFact::key));
-        let (deletes, removed) = self.maker.without(deletes, &remove, author).await?;
-
-        let vectors = change.add_deletes.iter().filter_map(|file| match &file.fact.content {
-            FileContent::DeletionVector { of, offset: _ } => Some((of, &file.fact.partition)),
-            FileContent::Data | FileContent::PositionDeletes { .. } | FileContent::EqualityDeletes { .. } => {
-                None
-            }
-        });
-        if let Some(other) = self.maker.vectors_of(vectors, &deletes).await?.first() {
-            let of = other.deletes_rows_of().map_or("a data file", AsRef::as_ref);
-            let message = format!("{of} would have two deletion vectors, {} is live", other.key());
-            return Err(TableError::InvalidChange { snapshot: change.id, message });
-        }
-        Ok((deletes, removed))
-    }
-
     /// New manifests before those of the parent, merged. As Java does: a manifest without live files stays
     /// for the snapshot that emptied it, no longer.
     async fn joined(
@@ -423,26 +393,6 @@ fn metadata_path(facts: &TableFacts) -> String {
         Some(path) => path.trim_end_matches('/').to_owned(),
         None => format!("{}/metadata", facts.location.trim_end_matches('/')),
     }
-}
-
-/// A snapshot id that the table does not have: positive, from `random`. Cars that are not committed are not
-/// known here; the writer refuses an id that its own chain has.
-pub fn new_snapshot_id(facts: &TableFacts, mut random: impl FnMut() -> u64) -> SnapshotId {
-    // Clearing the sign bit leaves 63 bits, as Java does.
-    let mut draw = || SnapshotId((random() & (u64::MAX >> 1)).cast_signed());
-    let free = |id: &SnapshotId| id.0 > 0 && !facts.snapshots.contains(*id);
-    let mut id = draw();
-    for _ in 1..MAX_ID_DRAWS {
-        if free(&id) {
-            return id;
-        }
-        id = draw();
-    }
-    // The table has fewer snapshots than there are ids, so counting up ends.
-    while !free(&id) {
-        id = SnapshotId(id.0.checked_add(1).unwrap_or(1));
-    }
-    id
 }
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ async fn delete_files_are_added_with_the_snapshots_number_and_read_back() {
         assert_eq!(manifests[0].first_row_id, None);
         let entry = &test.entries_on_disk(&manifests[0])[0];
         assert_eq!((entry.sequence_number, entry.snapshot_id), (None, Some(4)), "inherited (rule D4)");
-        test.commit("main", &[snapshot.clone()]);
+        test.commit("main", std::slice::from_ref(&snapshot));
         // As it was written, and by someone who reads it from disk.
         for store in [&store, &super::super::writer_test_support::store()] {
             let live = live(store, &test, &snapshot).await;

@@ -479,6 +479,23 @@ async fn other_formats_labels_and_ids_are_refused() {
 }
 
 #[tokio::test]
+async fn rule_l7_a_list_with_an_encrypted_manifest_is_refused() {
+    let mut test = TestTable::new();
+    let snapshot =
+        writer_on(&store(), &test).await.add(append(1, [test.pretended_file("a", "UA")])).await.unwrap();
+    test.commit("main", &[snapshot]);
+    let head = test.head("main");
+    let store = store();
+    let mut list =
+        store.list(&TableAccess::of(&test.table), &head.manifest_list).await.unwrap().as_ref().clone();
+    list[0] = Arc::new(ManifestFile { key_metadata: Some(vec![1]), ..list[0].as_ref().clone() });
+    store.keep_list(&head.manifest_list, list);
+    let error = SnapshotWriter::on(&store, &test.table, Some(&head)).await.err().unwrap();
+    assert_eq!(error.reason(), ReasonCode::FormatUnsupported);
+    assert!(error.to_string().contains("is encrypted"), "{error}");
+}
+
+#[tokio::test]
 async fn metadata_goes_where_the_table_says() {
     let elsewhere = tempfile::tempdir().unwrap();
     let folder = elsewhere.path().to_str().unwrap().to_owned();

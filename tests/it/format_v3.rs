@@ -1,10 +1,10 @@
 //! Tables of format v3: the queue lands on them, PyIceberg and DuckDB read them, deletion vectors included, and
-//! Spark finds the row ids that we gave. Without an engine its part is left out, and the test says so.
+//! Spark finds the row ids that we gave. And position deletes of v2, written in the same way. Without an engine its part is left out, and the test says so.
 
 use std::collections::BTreeMap;
 
 use mergeberg::table::catalog::{Catalog, CommitOutcome};
-use mergeberg::table::deletes::{RowsToDelete, VectorWriter};
+use mergeberg::table::deletes::{PositionDeleteWriter, RowsToDelete, VectorWriter};
 use mergeberg::table::manifests::{FileScope, LiveFile};
 use mergeberg::table::snapshot_writer::{AddedFile, SnapshotChange, SnapshotWriter};
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
@@ -53,7 +53,8 @@ impl House {
         ids
     }
 
-    /// A snapshot on main that deletes the first row of the file that holds `order`, by a deletion vector.
+    /// A snapshot on main that deletes the first row of the file that holds `order`: by a deletion vector, in
+    /// format v2 by a position-delete file.
     async fn delete_first_row_beside(&self, order: i64) -> SnapshotId {
         let table = self.loaded().await;
         let head = table.facts.head(&main_branch()).unwrap();
@@ -62,14 +63,18 @@ impl House {
         let holds = |file: &&LiveFile| rows[&file.fact.path].iter().any(|row| row.id == order);
         let data_file = files.iter().find(holds).unwrap().clone();
         let delete = RowsToDelete { data_file, positions: [0].into_iter().collect() };
-        let vectors = VectorWriter::write(&table, &[delete]).await.unwrap();
+        let deletes = if table.facts.format_version == 3 {
+            VectorWriter::write(&table, &[delete]).await.unwrap()
+        } else {
+            vec![PositionDeleteWriter::write(&table, &delete).await.unwrap()]
+        };
         let id = SnapshotId((self.writer.random)().cast_signed() >> 1 & i64::MAX);
         let change = SnapshotChange {
             id,
             label: "delete".to_owned(),
             add: Vec::new(),
             remove: [].into(),
-            add_deletes: vectors.into_iter().map(AddedFile::from).collect(),
+            add_deletes: deletes.into_iter().map(AddedFile::from).collect(),
             remove_deletes: [].into(),
             summary: BTreeMap::new(),
             now_ms: self.now(),
@@ -145,6 +150,26 @@ async fn trains_land_on_a_table_of_format_v3_and_other_engines_read_it() {
             answer["rows"].as_array().unwrap().iter().map(|row| row["order_id"].as_i64().unwrap()).collect();
         found.sort_unstable();
         assert_eq!(found, [2, 3, 4, 5, 6, 7], "{op}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn position_deletes_that_we_add_and_merge_are_read_by_other_engines() {
+    let house = house(2).await;
+    // The second merges the delete manifest of the first.
+    house.delete_first_row_beside(2).await;
+    house.delete_first_row_beside(4).await;
+    house.append("main", &[order(5, 23)]).await;
+    assert_eq!(house.keys("main").await, [2, 3, 5]);
+    if let Some(mut python) = Python::start(house.dir.path()) {
+        assert_eq!(python.rows("main"), house.rows("main").await);
+    }
+    if let Some(mut spark) = Python::spark(house.dir.path()) {
+        let answer = spark.ok("rows", json!({ "columns": ["order_id"] }));
+        let rows = answer["rows"].as_array().unwrap().iter();
+        let found: std::collections::BTreeSet<i64> =
+            rows.map(|row| row["order_id"].as_i64().unwrap()).collect();
+        assert_eq!(found, [2, 3, 5].into());
     }
 }
 
