@@ -20,6 +20,7 @@ use mergeberg_kernel::partition::Partition;
 use tokio::runtime::Handle;
 
 use super::error::TableError;
+use super::guard::guarded;
 use super::partition_values::{PartitionInterner, fits};
 
 /// Memory of an entry beside its path and its statistics, in bytes; an estimate that errs upwards.
@@ -111,7 +112,7 @@ pub(super) fn decode(
     spec: &PartitionSpec,
 ) -> Result<DecodedManifest, TableError> {
     let path = file.manifest_path.as_str();
-    let manifest = Manifest::parse_avro(bytes).map_err(|e| TableError::corrupt(path, e))?;
+    let manifest = guarded(path, || Manifest::parse_avro(bytes))?;
     let (parsed, header) = manifest.into_parts();
     // The tuples were read with the types of the manifest's own header, not of the current schema.
     let types =

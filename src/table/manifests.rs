@@ -24,6 +24,7 @@ use mergeberg_kernel::partition::Partition;
 use mergeberg_kernel::record::RecordFinding;
 
 use super::error::TableError;
+use super::guard::guarded;
 use super::loaded::LoadedTable;
 use super::manifest_cache::{BoundedCache, Kind};
 use super::manifest_codec::{self, DecodedManifest, Entry};
@@ -349,12 +350,10 @@ pub(super) async fn on_blocking_thread<T: Send + 'static>(
 fn decode_list(path: &str, bytes: &[u8], version: FormatVersion) -> Result<ManifestFiles, TableError> {
     // A table that was upgraded keeps the lists of its old snapshots as they are.
     let older = [FormatVersion::V2, FormatVersion::V1].into_iter().filter(|older| *older < version);
-    let list = match ManifestList::parse_with_version(bytes, version) {
+    let read = |version| guarded(path, || ManifestList::parse_with_version(bytes, version));
+    let list = match read(version) {
         Ok(list) => list,
-        Err(error) => older
-            .flat_map(|older| ManifestList::parse_with_version(bytes, older))
-            .next()
-            .ok_or_else(|| TableError::corrupt(path, error))?,
+        Err(error) => older.flat_map(read).next().ok_or(error)?,
     };
     Ok(list.consume_entries().into_iter().map(Arc::new).collect())
 }

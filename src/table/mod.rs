@@ -13,6 +13,7 @@ mod engine_tables_tests;
 pub mod error;
 pub mod evolve;
 pub mod facts_of;
+mod guard;
 mod list_writer;
 pub mod loaded;
 mod manifest_cache;
