@@ -13,7 +13,7 @@ pub const SAMPLE_KEYS: usize = 20;
 pub const SAMPLE_VALUE_CHARS: usize = 120;
 
 /// Evidence without its identity and cost.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Finding {
     pub result: CheckResult,
     pub scope: String,

@@ -6,8 +6,9 @@
 //! [`RewriteProver`] proves that a snapshot only rewrote rows (rule C5).
 //!
 //! A check that cannot be run (delete files that cannot be read, a missing column, any error of engine or
-//! storage, a time-out) says so and is never a pass. Absent on purpose: deciding what a failed check means for a
-//! train, and reuse of evidence under another id; both belong to the kernel.
+//! storage, a time-out) says so and is never a pass. A pass is reused under another id where nothing that it
+//! depends on has changed (rule E6). Absent on purpose: deciding what a failed check means for a train, which belongs
+//! to the kernel.
 
 mod blame;
 pub mod builtin;
@@ -17,6 +18,7 @@ mod not_null;
 mod origins;
 mod provider;
 mod reconciliation;
+mod reuse;
 mod rewrite_proof;
 mod row_count;
 mod rows;
@@ -39,6 +41,7 @@ use crate::table::catalog::CatalogError;
 use crate::table::error::TableError;
 
 pub use provider::FilesTable;
+pub use reuse::REUSED;
 pub use rewrite_proof::RewriteProver;
 pub use session::{CHECK_TIME_BOUND, ENGINE, Engine};
 pub use train::{CarView, TableResolver, TrainView, Validator};

@@ -14,6 +14,7 @@ use mergeberg_kernel::policy::{CheckDefinition, CheckKind, Scope};
 
 use super::finding::Finding;
 use super::reconciliation::UpstreamSource;
+use super::reuse::Reuse;
 use super::session::{CHECK_TIME_BOUND, ENGINE, Engine};
 use super::subject::{Relation, Subject};
 use super::{CheckError, duplicate_key, not_null, reconciliation, row_count, rows, sql};
@@ -64,11 +65,12 @@ pub trait TableResolver: Send + Sync {
 #[derive(Clone, Debug)]
 pub struct Validator {
     engine: Arc<Engine>,
+    reuse: Arc<Reuse>,
 }
 
 impl Validator {
     pub fn new(engine: Arc<Engine>) -> Self {
-        Self { engine }
+        Self { engine, reuse: Arc::default() }
     }
 
     /// Runs `check` for the cars at the positions `cars` of the view.
@@ -152,6 +154,22 @@ impl Validator {
         }
     }
 
+    /// The finding that is known by its key, or the one of `work`, which is then not begun (rule E6).
+    async fn once(
+        &self,
+        key: Option<Digest>,
+        candidate: SnapshotId,
+        work: impl Future<Output = Result<Finding, CheckError>>,
+    ) -> Result<Finding, CheckError> {
+        let Some(key) = key else { return work.await };
+        if let Some(known) = self.reuse.get(&key) {
+            return Ok(known);
+        }
+        let finding = work.await?;
+        self.reuse.keep(key, candidate, &finding);
+        Ok(finding)
+    }
+
     async fn find(
         &self,
         view: TrainView<'_>,
@@ -165,18 +183,21 @@ impl Validator {
         match check.kind.clone() {
             CheckKind::DuplicateKey { columns, nulls, scope } => {
                 let subject = Subject::gather(view, candidate, relation, scope, counters).await?;
+                let key = Reuse::key(view, check, &subject);
                 let work = duplicate_key::run(Arc::clone(&engine), subject, columns, nulls, compare);
-                engine.run(CHECK_TIME_BOUND, work).await
+                self.once(key, candidate, engine.run(CHECK_TIME_BOUND, work)).await
             }
             CheckKind::NotNull { columns, scope } => {
                 let subject = Subject::gather(view, candidate, relation, scope, counters).await?;
+                let key = Reuse::key(view, check, &subject);
                 let work = not_null::run(Arc::clone(&engine), subject, columns, compare);
-                engine.run(CHECK_TIME_BOUND, work).await
+                self.once(key, candidate, engine.run(CHECK_TIME_BOUND, work)).await
             }
             CheckKind::AcceptedValues { column, values, scope } => {
                 let subject = Subject::gather(view, candidate, relation, scope, counters).await?;
+                let key = Reuse::key(view, check, &subject);
                 let work = rows::accepted_values(Arc::clone(&engine), subject, column, values, compare);
-                engine.run(CHECK_TIME_BOUND, work).await
+                self.once(key, candidate, engine.run(CHECK_TIME_BOUND, work)).await
             }
             CheckKind::Referential { columns, references, scope } => {
                 let subject = Subject::gather(view, candidate, relation, scope, counters).await?;

@@ -1,10 +1,13 @@
-//! Rules E1 to E5: what the checks say, of whom, and how often they look.
+//! Rules E1 to E6: what the checks say, of whom, and how often they look.
+
+use std::sync::Arc;
 
 use mergeberg::config::{KnownTables, compare};
+use mergeberg::validate::REUSED;
 use mergeberg_kernel::ids::{RequestId, SnapshotId};
 use mergeberg_kernel::policy::TablePolicy;
 
-use crate::support::{House, ORDERS_POLICY, order};
+use crate::support::{House, Moment, ORDERS_POLICY, drain, order};
 
 fn keyed(more: &str) -> String {
     format!(
@@ -254,4 +257,62 @@ async fn rule_e5_a_days_total_holds_per_request_before_its_last_shard() {
     assert_eq!(states, ["landed", "landed", "refused(reconciliation)"]);
     assert_eq!(house.keys("main").await, [1, 2, 3, 4, 5]);
     house.assert_sound().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_e6_a_pass_is_reused_where_nothing_in_its_scope_changed() {
+    // The first landing is lost to a commit on another day, or to one on the very day.
+    for (day, reused) in [(29, true), (22, false)] {
+        let house = Arc::new(House::orders(&keyed("")).await);
+        let requests = train(&house, &[("a", &[(4, 22)]), ("b", &[(5, 22), (6, 23)])]).await;
+        let (worker, script) = house.scripted().await;
+        let stranger = Arc::clone(&house);
+        script.at(Moment::Before(2), move || async move {
+            stranger.append("main", &[order(90, day)]).await;
+        });
+        drain(&worker).await;
+        script.assert_played();
+        let tail = house.head("main").await.unwrap();
+        for request in requests {
+            assert_eq!(house.state(request).await, "landed");
+            let evidence = house.evidence(request, "one-order-once").await;
+            assert_eq!(evidence.len(), 2, "one for each train");
+            let last = &evidence[1].evidence;
+            let from = last.measured.iter().find(|(what, _)| what == REUSED).map(|(_, from)| from.clone());
+            assert_eq!(from.is_some(), reused, "a commit on day {day}: {:?}", last.measured);
+            assert_eq!(last.candidate, tail, "promise 2: under exactly the id that main became");
+            assert_eq!(last.rows_scanned == 0, reused);
+            if reused {
+                let first = &evidence[0].evidence;
+                assert_eq!(from, Some(format!("snapshot {}", first.candidate)));
+                assert!(first.rows_scanned > 0);
+            }
+        }
+        house.assert_sound().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_e6_a_failure_and_a_new_definition_are_never_reused() {
+    let house = Arc::new(House::orders(&keyed("")).await);
+    let requests = train(&house, &[("a", &[(4, 22)])]).await;
+    let (worker, script) = house.scripted().await;
+    let owner = Arc::clone(&house);
+    script.at(Moment::Before(2), move || async move {
+        owner.append("main", &[order(90, 29)]).await;
+        let policy = owner.dir.path().join("policies/orders.toml");
+        std::fs::write(policy, keyed("nulls = \"violation\"")).unwrap();
+    });
+    drain(&worker).await;
+    script.assert_played();
+    let evidence = house.evidence(requests[0], "one-order-once").await;
+    assert!(evidence.iter().all(|e| e.evidence.rows_scanned > 0), "the check is another one");
+    // The same bad rows twice: asked twice.
+    let bad = train(&house, &[("bad", &[(4, 22)]), ("worse", &[(4, 22)])]).await;
+    drain(&worker).await;
+    for request in bad {
+        assert_eq!(house.state(request).await, "refused(duplicate-key)");
+        let evidence = house.evidence(request, "one-order-once").await;
+        assert!(evidence.iter().all(|e| e.evidence.measured.iter().all(|(what, _)| what != REUSED)));
+    }
 }
