@@ -13,7 +13,7 @@ use super::error::LedgerError;
 use super::events::{EventKind, NewEvent, append};
 use super::leader::fence;
 use super::rows::{AttemptRow, RequestRow};
-use super::waiting::readable;
+use super::waiting::{Unreadable, Waiting, readable};
 use super::{Ledger, wake};
 
 /// Rows of a list without a limit of its own.
@@ -114,7 +114,8 @@ impl Ledger {
         row.as_ref().map(RequestRow::decode).transpose()
     }
 
-    /// In arrival order. With more matches than the limit the newest are given.
+    /// In arrival order. With more matches than the limit the newest are given. A row that cannot be read is told
+    /// and left out: a list or report of all others is of more use than none (case O36).
     pub async fn requests(&self, filter: &RequestFilter) -> Result<Vec<RequestRow>, LedgerError> {
         let RequestFilter { states, table, target, class, ended_between, limit } = filter;
         let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM merge_request WHERE 1 = 1");
@@ -143,8 +144,13 @@ impl Ledger {
             query.push(" AND ended_at_ms < ").push_bind(*before_ms);
         }
         query.push(" ORDER BY id DESC LIMIT ").push_bind(limit.unwrap_or(DEFAULT_LIST_ROWS));
-        let rows = query.build().fetch_all(&self.readers).await?;
-        rows.iter().rev().map(RequestRow::decode).collect()
+        let mut rows = query.build().fetch_all(&self.readers).await?;
+        rows.reverse();
+        let Waiting { rows, unreadable } = readable(&rows)?;
+        for Unreadable { request, error } in unreadable {
+            tracing::warn!(%request, "left out, its row cannot be read: {error}");
+        }
+        Ok(rows)
     }
 
     /// Every request of a target that has not ended, in arrival order: the waiting ones and those in a train,

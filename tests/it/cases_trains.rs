@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mergeberg::ledger::EventKind;
+use mergeberg::ledger::{EventKind, RequestFilter};
 use mergeberg::table::create::TableDefinition;
 use mergeberg_kernel::commit::Update;
 use mergeberg_kernel::ids::{RequestId, TableName};
@@ -168,6 +168,9 @@ async fn case_o36_a_row_of_the_ledger_that_cannot_be_read() {
         assert_eq!(told.len(), 1, "{damage}: told once");
         assert_eq!(told[0].request, Some(requests[4]));
         assert!(house.ledger.request(requests[4]).await.is_err(), "and shown as what it is");
+        let listed = house.ledger.requests(&RequestFilter::default()).await.unwrap();
+        let others = requests.iter().filter(|request| **request != requests[4]);
+        assert!(listed.iter().map(|row| &row.id).eq(others), "{damage}: a list shows the others");
         house.assert_sound().await;
     }
 }
