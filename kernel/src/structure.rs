@@ -93,6 +93,9 @@ pub enum StructureChangeKind {
     CaseTwin,
     /// A name that one side gave up and another id took.
     NameClash,
+    /// A dropped column that a partition spec with live files still uses: engines cannot read the table any more
+    /// (case O20).
+    DroppedColumnOfSpec,
     SpecChanged,
     SortOrderChanged,
     IdentifierChanged,
@@ -101,7 +104,7 @@ pub enum StructureChangeKind {
 impl StructureChangeKind {
     /// A change that can never be approved (design, section 8).
     pub fn is_unsafe(self) -> bool {
-        matches!(self, Self::TypeNarrowed)
+        matches!(self, Self::TypeNarrowed | Self::DroppedColumnOfSpec)
     }
 }
 
@@ -227,6 +230,37 @@ pub fn structure_changes(facts: &TableFacts, old: StructureId, new: StructureId)
             field_ids: Vec::new(),
             text: format!("sort order: {} -> {}", old.sort_order_id, new.sort_order_id),
         });
+    }
+    changes
+}
+
+/// Columns that `new` does not have any more and that a partition spec uses, by spec. Whether files are live under
+/// the spec, the caller knows.
+pub fn dropped_columns_of_specs(
+    facts: &TableFacts,
+    old: StructureId,
+    new: StructureId,
+) -> Vec<(SpecId, StructureChange)> {
+    let (Some(before), Some(after)) = (facts.schemas.get(&old.schema_id), facts.schemas.get(&new.schema_id))
+    else {
+        return Vec::new();
+    };
+    let mut changes = Vec::new();
+    for spec in facts.specs.values() {
+        for field in spec.fields.iter().filter(|field| field.transform != "void") {
+            let Some(column) = before.field(field.source_id).filter(|c| after.field(c.id).is_none()) else {
+                continue;
+            };
+            let (id, name) = (column.id, &column.name);
+            changes.push((
+                spec.id,
+                StructureChange {
+                    kind: StructureChangeKind::DroppedColumnOfSpec,
+                    field_ids: vec![id],
+                    text: format!("column {id} '{name}' dropped, which partition spec {} uses", spec.id),
+                },
+            ));
+        }
     }
     changes
 }

@@ -214,12 +214,14 @@ fn replaces_whole_partitions(members: &[&SourceChange]) -> bool {
     // Content alone does not tell a replacement from an update that happened to touch every file there
     // (decision 0010). What does: the engine's word, which also tells of partitions that were empty, or, from an
     // engine that gives none, that it first emptied the partitions and then filled them.
-    let said = members.iter().all(|m| m.change.replaces_partitions);
+    let said = !added.is_empty()
+        && removed.is_subset(&added)
+        && members.iter().all(|m| m.change.replaces_partitions);
     let in_two_steps = members.len() == 2
         && !removed.is_empty()
         && added == removed
         && removed.iter().all(|partition| !partition.fields.is_empty());
-    if !(said && !added.is_empty() && removed.is_subset(&added)) && !in_two_steps {
+    if !said && !in_two_steps {
         return false;
     }
     // Delete files of the replaced files go with them; any other change of delete files is more than this.

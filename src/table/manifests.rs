@@ -7,7 +7,7 @@
 //! [`ManifestStore::live_files`] opens the manifests whose partition summaries do not exclude the scope.
 //! Absent on purpose: encrypted manifests (rule L7), refused by name.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -225,6 +225,17 @@ impl ManifestStore {
             list.iter().filter(|m| m.added_snapshot_id == snapshot.id.0).cloned().collect();
         let decoded = self.manifests(access, &own).await?;
         Ok((own, decoded))
+    }
+
+    /// Partition specs under which a snapshot has live files. Reads its manifest list only.
+    pub async fn live_specs(
+        &self,
+        table: &LoadedTable,
+        snapshot: &SnapshotFact,
+    ) -> Result<BTreeSet<SpecId>, TableError> {
+        let list = self.list(&TableAccess::of(table), &snapshot.manifest_list).await?;
+        let live = list.iter().filter(|manifest| has_live_files(manifest));
+        Ok(live.map(|manifest| SpecId(manifest.partition_spec_id)).collect())
     }
 
     /// Paths of the manifests that a snapshot names.

@@ -9,7 +9,8 @@ use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{Digest, Principal, SchemaId, SnapshotId, SpecId};
 use mergeberg_kernel::lineage::Line;
 use mergeberg_kernel::structure::{
-    StructureChange, StructureChangeKind, StructureId, structure_changes, unreadable_as,
+    StructureChange, StructureChangeKind, StructureId, dropped_columns_of_specs, structure_changes,
+    unreadable_as,
 };
 
 use super::context::{Lane, Worker};
@@ -97,6 +98,13 @@ impl Worker {
                 changes.push(change);
             }
         }
+        let live = self.live_specs(table).await?;
+        for (spec_id, mut change) in dropped_columns_of_specs(&table.facts, *before, structure) {
+            if let Some(refs) = live.get(&spec_id) {
+                change.text = format!("{}; files are live under it on {}", change.text, refs.join(", "));
+                changes.push(change);
+            }
+        }
         self.ledger
             .open_review(
                 &NewReview {
@@ -111,6 +119,20 @@ impl Worker {
             )
             .await?;
         Ok(())
+    }
+}
+
+impl Worker {
+    /// Partition specs under which files are live, with the branches and tags concerned. Reads manifest lists only.
+    async fn live_specs(&self, table: &LoadedTable) -> Result<BTreeMap<SpecId, Vec<String>>, WorkerError> {
+        let mut live: BTreeMap<SpecId, Vec<String>> = BTreeMap::new();
+        for reference in table.facts.refs.values() {
+            let Some(head) = table.facts.snapshots.get(reference.snapshot_id) else { continue };
+            for spec_id in self.store.live_specs(table, head).await? {
+                live.entry(spec_id).or_default().push(reference.name.to_string());
+            }
+        }
+        Ok(live)
     }
 }
 

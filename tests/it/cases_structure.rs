@@ -1,10 +1,10 @@
-//! Cases O18, O19, O28, O29 and O31: the table changes under a request.
+//! Cases O18, O19, O20, O28, O29 and O31: the table changes under a request.
 
 use std::sync::Arc;
 
-use mergeberg::ledger::{Decision, ReviewFilter, ReviewRow};
+use mergeberg::ledger::{Decision, LedgerError, ReviewFilter, ReviewRow};
 use mergeberg_kernel::ids::{Principal, TableName};
-use mergeberg_kernel::structure::StructureChangeKind;
+use mergeberg_kernel::structure::{StructureChange, StructureChangeKind};
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -132,6 +132,42 @@ async fn case_o19_a_name_that_means_two_columns_is_reviewed() {
     house.drain().await;
     assert_eq!(house.state(request).await, "held(structure-changed)");
     assert_eq!(house.texts("main").await.len(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_o20_a_dropped_column_that_an_old_spec_uses_is_never_approved() {
+    let house = House::orders(ORDERS_POLICY).await;
+    house.first_landing().await;
+    let head = house.head("main").await;
+    house.branch("ingest/b").await;
+    house.change_spec(Some((1, "bucket[4]"))).await;
+    house.change_schema(0, |fields| drop(fields.remove(1))).await;
+    let rows = columns(vec![
+        ("order_id", long(&[4])),
+        ("status", text(&[Some("new")])),
+        ("amount", decimal(&[4000], 12, 2)),
+    ]);
+    house.write_batch("ingest/b", rows).await;
+    let request = house.enqueue("ingest/b").await;
+    house.drain().await;
+    assert_eq!(house.state(request).await, "in-review");
+    let open = reviews(&house).await;
+    let (item, change) = open
+        .iter()
+        .find_map(|item| {
+            let is_it = |change: &&StructureChange| change.kind == StructureChangeKind::DroppedColumnOfSpec;
+            item.changes.iter().find(is_it).map(|change| (item, change))
+        })
+        .expect("an item tells of it");
+    assert_eq!(
+        change.text,
+        "column 2 'order_date' dropped, which partition spec 0 uses; files are live under it on ingest/b, main"
+    );
+    let approved =
+        house.ledger.decide(item.id, Decision::Approve, &Principal::new("rita"), "fine", house.now()).await;
+    assert!(matches!(approved, Err(LedgerError::UnsafeStructure { .. })), "{approved:?}");
+    house.drain().await;
+    assert_eq!((house.state(request).await.as_str(), house.head("main").await), ("in-review", head));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,10 +1,9 @@
 //! Rule L and case O37: a worker process is killed at every named step of the protocol and started again.
 //! The ends are the same as without the crash.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use mergeberg::table::branch_writer::Removal;
-use mergeberg::table::manifests::ManifestStore;
 use mergeberg::worker::step::Step;
 use mergeberg_kernel::ids::RequestId;
 
@@ -118,27 +117,8 @@ impl House {
 
     /// Every manifest list, manifest and data file on disk is named by a snapshot.
     async fn assert_no_files_left(&self, at: &str) {
-        let table = self.loaded().await;
-        let store = ManifestStore::new(64 << 20);
-        let mut named: BTreeSet<String> = BTreeSet::new();
-        for snapshot in table.facts.snapshots.iter() {
-            named.insert(snapshot.manifest_list.clone());
-            named.extend(store.manifest_paths(&table, snapshot).await.unwrap());
-            let change = store.changes(&table, snapshot).await.unwrap();
-            named.extend(change.added.iter().chain(&change.removed).map(|file| file.path.to_string()));
-        }
-        let mut folders = vec![self.dir.path().join("warehouse")];
-        while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).unwrap() {
-                let path = entry.unwrap().path();
-                let name = path.display().to_string();
-                if path.is_dir() {
-                    folders.push(path);
-                } else if name.ends_with(".avro") || name.ends_with(".parquet") {
-                    assert!(named.contains(&format!("file://{name}")), "{name} is left, killed at {at}");
-                }
-            }
-        }
+        let left = self.orphans().await;
+        assert!(left.is_empty(), "{left:?} are left, killed at {at}");
     }
 
     /// A foreign commit on main, so that what was made before is no fast-forward.

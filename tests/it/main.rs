@@ -11,6 +11,7 @@ mod cases_publishing;
 mod cases_queue;
 mod cases_structure;
 mod cases_trains;
+mod cases_upkeep;
 mod claims;
 mod counts;
 mod crashes;

@@ -1,6 +1,7 @@
 //! More words for the house: other writers, other structures, and races told as a script.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -261,6 +262,36 @@ impl House {
         })
         .await;
         id
+    }
+
+    /// Manifest lists, manifests and data files in the House's folder that no snapshot names, with ref or without:
+    /// what an engine's removal of orphan files would take, whatever their age.
+    pub async fn orphans(&self) -> Vec<PathBuf> {
+        let table = self.loaded().await;
+        let store = ManifestStore::new(64 << 20);
+        let mut named: BTreeSet<String> = BTreeSet::new();
+        for snapshot in table.facts.snapshots.iter() {
+            named.insert(snapshot.manifest_list.clone());
+            named.extend(store.manifest_paths(&table, snapshot).await.unwrap());
+            let change = store.changes(&table, snapshot).await.unwrap();
+            named.extend(change.added.iter().chain(&change.removed).map(|file| file.path.to_string()));
+        }
+        let mut orphans = Vec::new();
+        let mut folders = vec![self.dir.path().join("warehouse")];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.display().to_string();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if (name.ends_with(".avro") || name.ends_with(".parquet"))
+                    && !named.contains(&format!("file://{name}"))
+                {
+                    orphans.push(path);
+                }
+            }
+        }
+        orphans
     }
 
     /// Rows of a branch under the table's current schema, one text each, sorted: `4|2026-08-22|new`. A null
