@@ -16,17 +16,27 @@ pub struct UserError {
     pub message: String,
     /// What to do next.
     pub next: String,
+    /// What the refusal rests on, where there is more to say than one sentence.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub witnesses: Vec<serde_json::Value>,
 }
 
 impl UserError {
     /// With the code's own next action.
     pub fn new(code: ReasonCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), next: code.next_action().to_owned() }
+        let next = code.next_action().to_owned();
+        Self { code, message: message.into(), next, witnesses: Vec::new() }
     }
 
     #[must_use]
     pub fn with_next(mut self, next: impl Into<String>) -> Self {
         self.next = next.into();
+        self
+    }
+
+    #[must_use]
+    pub fn with_witnesses(mut self, witnesses: Vec<serde_json::Value>) -> Self {
+        self.witnesses = witnesses;
         self
     }
 
@@ -49,7 +59,7 @@ impl UserError {
 impl From<ConfigError> for UserError {
     fn from(error: ConfigError) -> Self {
         let next = error.next();
-        Self { code: ReasonCode::ConfigInvalid, message: error.to_string(), next }
+        Self::new(ReasonCode::ConfigInvalid, error.to_string()).with_next(next)
     }
 }
 

@@ -47,11 +47,40 @@ pub enum StructureStanding {
     Unreadable(String),
 }
 
+/// Whose branch a source is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SourceKind {
+    /// A pipeline's.
+    #[default]
+    Branch,
+    /// The queue's own: it keeps a bare staged snapshot.
+    Staged,
+    /// The queue's own: it holds the inverse of a landed request.
+    Revert,
+}
+
+impl SourceKind {
+    /// Made by the queue, which lets go of it with the landing whatever the class says.
+    pub fn is_own(self) -> bool {
+        self != Self::Branch
+    }
+}
+
+/// Ids of staged writes (summary key `wap.id`) that a source would publish. Java publishes each once
+/// (`WapUtil.validateWapPublish`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WapIds {
+    pub own: BTreeSet<String>,
+    /// One of them that the target has from another source, and the snapshot that brought it there.
+    pub taken: Option<(String, SnapshotId)>,
+}
+
 /// Everything known of one waiting request.
 #[derive(Clone, Debug)]
 pub struct RequestFacts {
     pub request: RequestId,
     pub source: RefName,
+    pub kind: SourceKind,
     pub pinned: SnapshotId,
     pub enqueued_at_ms: i64,
     pub class: Arc<ClassPolicy>,
@@ -60,6 +89,7 @@ pub struct RequestFacts {
     pub pinned_on_target: bool,
     pub rolled_back: bool,
     pub structure: StructureStanding,
+    pub wap: WapIds,
     /// Source side, oldest first; an error is the request's own.
     pub units: Result<Vec<Unit>, UnitRefusal>,
     /// Something the request needs cannot be read: refused, with the reason and a sentence.
@@ -196,6 +226,7 @@ fn is_wide(facts: &RequestFacts, target: &TargetPlan<'_>) -> bool {
 struct Riding {
     changes: TargetSide,
     sources: BTreeSet<SnapshotId>,
+    wap_ids: BTreeSet<String>,
     /// The smallest batch size among the cars' classes: the bound holds for the train, whoever rides.
     batch_size: Option<usize>,
     /// Requests that wait for a car of this train: nobody who came later overtakes them to their harm.
@@ -214,6 +245,7 @@ fn take(facts: &RequestFacts, target: &TargetPlan<'_>, plan: &mut TrainPlan, sta
                 };
                 state.closed = Some((code, car.request));
             }
+            state.wap_ids.extend(facts.wap.own.iter().cloned());
             let own = car.class.batch_size;
             state.batch_size = Some(state.batch_size.map_or(own, |smallest| smallest.min(own)));
             for unit in &car.classification.units {
@@ -394,20 +426,22 @@ fn consider(
         Class::AlreadyPublished => {
             return Err(Verdict::AlreadyPublished { text: classification.text });
         }
-        Class::Refused(code) => {
-            return Err(Verdict::Refuse {
-                code,
-                text: classification.text,
-                class: Some(classification.class),
-                witnesses: classification.witnesses,
-            });
-        }
+        Class::Refused(code) => return Err(refusal(facts.kind, code, classification)),
         // Only the first car stands on the target's head as it is.
         Class::FastForward if cars == 0 && target.fast_forward_allowed => CarAction::FastForward,
         Class::FastForward | Class::CherryPick => CarAction::Pick,
         Class::Rebase => CarAction::Replay,
     };
+    // A summary only makes the decision stricter (promise 5): it refuses, and calls nothing published.
+    if let Some((id, snapshot)) = &facts.wap.taken {
+        let code = ReasonCode::AlreadyPublished;
+        let text = format!("snapshot {snapshot} of the target has WAP id '{id}' from another source");
+        return Err(Verdict::Refuse { code, text, class: Some(Class::Refused(code)), witnesses: Vec::new() });
+    }
 
+    if let Some(id) = facts.wap.own.intersection(&state.wap_ids).next() {
+        return Err(hold(ReasonCode::SameSourceAhead, format!("a request ahead publishes WAP id '{id}'")));
+    }
     if let Some((code, ahead)) = state.closed {
         return Err(hold(code, format!("request {ahead} runs alone")));
     }
@@ -449,9 +483,24 @@ fn consider(
         class: Arc::clone(&facts.class),
         action,
         classification,
-        drop_source: facts.source_now == SourceNow::AtPin && facts.class.after_landing == AfterLanding::Drop,
+        drop_source: facts.source_now == SourceNow::AtPin
+            && (facts.kind.is_own() || facts.class.after_landing == AfterLanding::Drop),
         alone,
     })
+}
+
+/// There is nothing to write again in an inverse: it is asked for anew, once what came after is taken back.
+fn refusal(kind: SourceKind, code: ReasonCode, classification: Classification) -> Verdict {
+    let Classification { mut class, mut text, witnesses, .. } = classification;
+    let code = match (kind, code) {
+        (SourceKind::Revert, ReasonCode::Conflict) => {
+            class = Class::Refused(ReasonCode::RevertImpossible);
+            "the target changed the same files since the inverse was made".clone_into(&mut text);
+            ReasonCode::RevertImpossible
+        }
+        (_, code) => code,
+    };
+    Verdict::Refuse { code, text, class: Some(class), witnesses }
 }
 
 /// Rule R6: dropped only if no other open request names the branch and it is not protected.

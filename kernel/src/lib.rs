@@ -11,6 +11,7 @@ pub mod evidence;
 pub mod facts;
 pub mod filter;
 pub mod ids;
+pub mod inverse;
 pub mod lineage;
 pub mod partition;
 pub mod policy;

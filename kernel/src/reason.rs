@@ -114,6 +114,15 @@ reasons! {
     SourceMoved, "source-moved",
         "The branch grew after it was enqueued and its class refuses that.",
         "Enqueue the branch again at its present head.";
+    AlreadyPublished, "already-published",
+        "The target has this snapshot already, or another one with its WAP id.",
+        "Nothing, if that is this work; other work is staged again under another WAP id.";
+    NotStaged, "not-staged",
+        "A branch holds the snapshot, so it is no bare staged one.",
+        "Enqueue the branch (`--source`), up to the snapshot (`--snapshot`) where it went on.";
+    WapIdAmbiguous, "wap-id-ambiguous",
+        "Several staged snapshots carry this WAP id.",
+        "Name the one that is meant by its id (`--staged-snapshot`).";
     KeyConflict, "idempotency-key-conflict",
         "The idempotency key was used for another source or target.",
         "Use one key for one publication.";
@@ -132,7 +141,7 @@ reasons! {
         "A part of this branch that is no prefix is on the target already.",
         "Write the rest on a new branch and enqueue that.";
     RolledBack, "rolled-back",
-        "This was published once and was rolled back on the target afterwards.",
+        "This was published once, and was rolled back or taken back on the target afterwards.",
         "If it is wanted again, write it on a new branch from the target's present head.";
     OverlappingAppend, "overlapping-append",
         "Rows were appended to a partition that the target appended to since the branch was made.",
@@ -143,6 +152,9 @@ reasons! {
     StaleCompaction, "stale-compaction",
         "Files that the branch compacted are not live on the target any more.",
         "Run the compaction again.";
+    RevertImpossible, "revert-impossible",
+        "What the request changed was changed again since, so it cannot be taken back by itself.",
+        "Correct the rows on a new branch, made from the target's head.";
     EqualityDeletes, "equality-deletes",
         "The branch deletes by value, and the target got rows since that these deletes could hit.",
         "Set `equality-deletes = \"serial-upsert\"` in the class if they may; else write the branch again from the target's head.";
@@ -217,8 +229,8 @@ reasons! {
         "The ledger has no such review item.",
         "See the ids with `review list`.";
     SnapshotNotFound, "snapshot-not-found",
-        "The snapshot is not in the branch's history.",
-        "Name a snapshot between the branch's head and the one that it was made from.";
+        "There is no such snapshot where it was looked for.",
+        "Name a snapshot between the branch's head and the one that it was made from, or a staged one that the table has.";
     NameTaken, "name-taken",
         "A branch or tag of this name exists.",
         "Choose another name, or use the branch that is there.";

@@ -20,9 +20,8 @@ use crate::error::UserError;
 use crate::ledger::RequestFilter;
 use crate::report::text::{Columns, NONE, duration};
 use crate::table::catalog::{Catalog, CommitOutcome};
+use crate::worker::own_sources::OWN_REFS;
 
-/// Ref names of the queue itself: temporary branches and pins.
-pub const RESERVED_PREFIX: &str = "mergeberg/";
 /// How often a commit is sent again because something else was committed first.
 const MAX_COMMIT_TRIES: u32 = 5;
 
@@ -144,10 +143,10 @@ fn plan_create(
     now_ms: i64,
 ) -> Result<(Vec<Requirement>, Vec<Update>, Created), UserError> {
     let CreateArgs { table, name, from, class: _ } = args;
-    if name.as_str().starts_with(RESERVED_PREFIX) {
+    if name.as_str().starts_with(OWN_REFS) {
         return Err(UserError::new(
             ReasonCode::InvalidArgument,
-            format!("names that begin with '{RESERVED_PREFIX}' are the queue's own"),
+            format!("names that begin with '{OWN_REFS}' are the queue's own"),
         )
         .with_next("choose another name"));
     }

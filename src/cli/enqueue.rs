@@ -5,6 +5,8 @@
 //! depends on the target's state (already published, conflicts, checks) is decided when the request is
 //! taken up, since it may change until then.
 
+use std::sync::Arc;
+
 use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{Principal, RefName, SnapshotId, TableName};
 use mergeberg_kernel::policy::{ClassPolicy, TablePolicy};
@@ -16,6 +18,8 @@ use crate::error::UserError;
 use crate::ledger::{Enqueued, Ledger, NewRequest, RequestRow};
 use crate::near::nearest;
 use crate::table::catalog::{Catalog, CatalogError};
+use crate::table::loaded::LoadedTable;
+use crate::worker::own_sources::OWN_REFS;
 
 /// Longest idempotency key, in bytes.
 pub const MAX_KEY_BYTES: usize = 512;
@@ -49,23 +53,14 @@ pub struct EnqueueArgs {
 
 /// Resolves and writes. The same key, or the same source, pin and target while open, is the same request.
 pub async fn enqueue(context: EnqueueContext<'_>, args: &EnqueueArgs) -> Result<Enqueued, UserError> {
-    let capabilities = context.catalog.capabilities();
-    if !capabilities.table_refs || !capabilities.ref_requirements {
+    if args.source.as_str().starts_with(OWN_REFS) {
         return Err(UserError::new(
-            ReasonCode::CatalogRefused,
-            format!(
-                "catalog '{}' cannot move a branch on condition that it did not change",
-                context.catalog.name()
-            ),
+            ReasonCode::InvalidArgument,
+            format!("'{}' is a branch of a queue's own, which enqueues it itself", args.source),
         )
-        .with_next("use a catalog with table refs and ref requirements"));
+        .with_next("see `request enqueue --staged-snapshot` and `request revert`"));
     }
-    let table = load(context.catalog, &args.table).await?;
-    if let Some(other) = table.facts.foreign_claim(context.ledger.queue_id()) {
-        let text =
-            format!("{} is claimed by queue {other}; this one is {}", args.table, context.ledger.queue_id());
-        return Err(UserError::new(ReasonCode::ClaimedElsewhere, text));
-    }
+    let table = usable_table(&context, &args.table).await?;
     let policy = context.policies.for_table(&args.table);
     let request = match resolve(&table.facts, &policy, args) {
         Ok(request) => request,
@@ -77,20 +72,48 @@ pub async fn enqueue(context: EnqueueContext<'_>, args: &EnqueueArgs) -> Result<
         }
     };
     match context.ledger.enqueue(&request, context.now_ms).await? {
-        Enqueued::KeyConflict(other) => Err(UserError::new(
-            ReasonCode::KeyConflict,
-            format!(
-                "the key '{}' belongs to request {}: '{}' at {} -> '{}' of {}",
-                args.idempotency_key.as_deref().unwrap_or_default(),
-                other.id,
-                other.source,
-                other.pinned,
-                other.target,
-                other.table
-            ),
-        )),
+        Enqueued::KeyConflict(other) => Err(key_conflict(args.idempotency_key.as_deref(), &other)),
         done => Ok(done),
     }
+}
+
+/// The table, if this queue can land on it.
+pub(super) async fn usable_table(
+    context: &EnqueueContext<'_>,
+    name: &TableName,
+) -> Result<Arc<LoadedTable>, UserError> {
+    let capabilities = context.catalog.capabilities();
+    if !capabilities.table_refs || !capabilities.ref_requirements {
+        return Err(UserError::new(
+            ReasonCode::CatalogRefused,
+            format!(
+                "catalog '{}' cannot move a branch on condition that it did not change",
+                context.catalog.name()
+            ),
+        )
+        .with_next("use a catalog with table refs and ref requirements"));
+    }
+    let table = load(context.catalog, name).await?;
+    if let Some(other) = table.facts.foreign_claim(context.ledger.queue_id()) {
+        let text = format!("{name} is claimed by queue {other}; this one is {}", context.ledger.queue_id());
+        return Err(UserError::new(ReasonCode::ClaimedElsewhere, text));
+    }
+    Ok(table)
+}
+
+pub(super) fn key_conflict(key: Option<&str>, other: &RequestRow) -> UserError {
+    UserError::new(
+        ReasonCode::KeyConflict,
+        format!(
+            "the key '{}' belongs to request {}: '{}' at {} -> '{}' of {}",
+            key.unwrap_or_default(),
+            other.id,
+            other.source,
+            other.pinned,
+            other.target,
+            other.table
+        ),
+    )
 }
 
 /// A sender whose first answer was lost asks again, and by then its branch may have landed and be gone with
@@ -116,10 +139,7 @@ async fn published_before(
 }
 
 /// Loads a table; the error for an unknown one offers the nearest name.
-pub async fn load(
-    catalog: &dyn Catalog,
-    table: &TableName,
-) -> Result<std::sync::Arc<crate::table::loaded::LoadedTable>, UserError> {
+pub async fn load(catalog: &dyn Catalog, table: &TableName) -> Result<Arc<LoadedTable>, UserError> {
     match catalog.load(table).await {
         Ok(loaded) => Ok(loaded),
         Err(error @ CatalogError::NotFound(_)) => {
@@ -236,7 +256,7 @@ pub fn branch_head(facts: &TableFacts, name: &RefName, missing: ReasonCode) -> R
 }
 
 /// The near name, or some of those that there are.
-fn offer<'a>(wanted: &str, known: impl Iterator<Item = &'a str>, none: &str) -> String {
+pub(super) fn offer<'a>(wanted: &str, known: impl Iterator<Item = &'a str>, none: &str) -> String {
     let known: Vec<&str> = known.collect();
     if let Some(near) = nearest(wanted, known.iter().copied()) {
         return format!("did you mean '{near}'? names match exactly, quotes, case and blanks included");
@@ -251,7 +271,7 @@ fn offer<'a>(wanted: &str, known: impl Iterator<Item = &'a str>, none: &str) -> 
     format!("there are: {}", list.join(", "))
 }
 
-fn check_length(what: &str, text: &str, max: usize) -> Result<(), UserError> {
+pub(super) fn check_length(what: &str, text: &str, max: usize) -> Result<(), UserError> {
     if text.trim().is_empty() {
         return Err(UserError::new(ReasonCode::InvalidArgument, format!("{what} is empty"))
             .with_next("give it a value, or leave the option out"));

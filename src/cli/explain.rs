@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::answer::Answer;
-use super::request::render_row;
+use super::request::{RevertedBy, Shown, render_row};
 use crate::error::UserError;
 use crate::ledger::{AttemptRow, EvidenceRow, Ledger, RequestRow};
 use crate::report::text::{Columns, NONE, count, duration, key_values, moment, one_line};
@@ -46,6 +46,7 @@ struct LandedIn {
 #[derive(Debug, Serialize)]
 struct Explained {
     request: RequestRow,
+    reverted_by: Vec<RevertedBy>,
     landed_in: Option<LandedIn>,
     /// What the state's reason means, and what to do.
     meaning: Option<&'static str>,
@@ -57,7 +58,7 @@ struct Explained {
 }
 
 pub async fn explain(ledger: &Ledger, id: RequestId, now_ms: i64) -> Result<Answer, UserError> {
-    let request = ledger.request(id).await?;
+    let Shown { request, reverted_by } = Shown::of(ledger, ledger.request(id).await?).await?;
     let position = if request.state.is_final() {
         None
     } else {
@@ -78,6 +79,7 @@ pub async fn explain(ledger: &Ledger, id: RequestId, now_ms: i64) -> Result<Answ
         evidence: ledger.evidence_of_request(id).await?,
         attempts: ledger.attempts(id).await?,
         request,
+        reverted_by,
     };
     Ok(Answer::new(render(&explained), explained))
 }
@@ -115,7 +117,8 @@ fn position(id: RequestId, open: &[RequestId]) -> Option<Position> {
 }
 
 fn render(explained: &Explained) -> String {
-    let Explained { request, landed_in, meaning, next, position, waited_ms, evidence, attempts } = explained;
+    let Explained { request, reverted_by, landed_in, meaning, next, position, waited_ms, evidence, attempts } =
+        explained;
     let mut text = render_row(request);
     let mut why = Vec::new();
     if let (Some(meaning), Some(next)) = (meaning, next) {
@@ -135,6 +138,9 @@ fn render(explained: &Explained) -> String {
             format!("not by itself, but in snapshot {head}, the head that its train made; roll back to that"),
         )),
         None => {}
+    }
+    for RevertedBy { request, state } in reverted_by {
+        why.push(("reverted", format!("by request {request}, which is {state}")));
     }
     let word = if request.state.is_final() { "took" } else { "waiting" };
     why.push((word, duration(*waited_ms)));

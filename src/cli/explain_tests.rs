@@ -62,6 +62,7 @@ fn a_refused_request_is_explained_with_the_rows_and_where_they_come_from() {
         "ahead": [7, 8]
     }));
     let explained = Explained {
+        reverted_by: Vec::new(),
         landed_in: None,
         meaning: Some(code.meaning()),
         next: Some(code.next_action()),
@@ -116,6 +117,7 @@ fn a_waiting_request_has_a_position_and_a_reason() {
     let open = [RequestId(4), RequestId(7), RequestId(9)];
     let code = ReasonCode::OverlapsAhead;
     let explained = Explained {
+        reverted_by: Vec::new(),
         request: RequestRow {
             detail: Some(serde_json::json!({ "text": "waits for request 7" })),
             ..row(9, "ingest/a", RequestState::Held(code))
@@ -159,6 +161,7 @@ fn rule_d5_rows_that_went_unseen_are_told_of_the_landing() {
     let attempts = [told("t1", 7), told("t2", 2), landed.clone()];
     assert_eq!(vanished_rows(&request, &attempts), Some(2), "another train's figure is not its own");
     let explained = Explained {
+        reverted_by: Vec::new(),
         landed_in: None,
         meaning: None,
         next: None,
@@ -177,6 +180,7 @@ fn rule_d5_rows_that_went_unseen_are_told_of_the_landing() {
 #[test]
 fn a_snapshot_between_heads_is_not_called_validated() {
     let explained = |validated| Explained {
+        reverted_by: Vec::new(),
         request: row(9, "ingest/a", RequestState::Landed),
         landed_in: Some(LandedIn { head: SnapshotId(if validated { 41 } else { 49 }), validated }),
         meaning: None,
@@ -197,6 +201,7 @@ fn long_details_are_cut_and_hostile_text_is_defused() {
     let mut request = row(9, "ingest/a", RequestState::Refused(ReasonCode::Conflict));
     request.detail = Some(serde_json::json!({ "files": lines }));
     let explained = Explained {
+        reverted_by: Vec::new(),
         request,
         landed_in: None,
         meaning: None,

@@ -17,7 +17,9 @@ mod plan;
 mod policy;
 pub mod report;
 mod request;
+pub mod revert;
 mod review;
+pub mod staged;
 mod target;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -185,6 +187,6 @@ mod tests {
         else {
             panic!()
         };
-        assert_eq!(args.source.as_str(), name);
+        assert_eq!(args.what.source.unwrap().as_str(), name);
     }
 }

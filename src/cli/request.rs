@@ -5,21 +5,25 @@ use mergeberg_kernel::ids::{RefName, RequestId, SnapshotId, TableName};
 use mergeberg_kernel::policy::Duration;
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::RequestState;
+use serde::Serialize;
 
 use super::answer::Answer;
 use super::context::{Context, principal};
 use super::enqueue::{EnqueueArgs, EnqueueContext, enqueue};
-use super::{explain, parse_ref, wait};
+use super::revert::command::RevertCommand;
+use super::staged::{Staged, StagedArgs, enqueue_staged};
+use super::{explain, parse_ref, revert, wait};
 use crate::error::UserError;
-use crate::ledger::{Enqueued, RequestFilter, RequestRow};
-use crate::report::text::{Columns, NONE, duration, key_values, moment};
+use crate::ledger::{Enqueued, Ledger, RequestFilter, RequestRow, Reverts};
+use crate::report::text::{Columns, NONE, duration, key_values, moment, one_line};
+use crate::worker::own_sources::kind_of;
 
 /// Rows of `request list` without `--limit`.
 const LIST_ROWS: u32 = 100;
 
 #[derive(Debug, Subcommand)]
 pub enum RequestCommand {
-    /// Put a branch into the queue.
+    /// Put a branch or a bare staged snapshot into the queue.
     Enqueue(EnqueueCommand),
     /// List requests, in arrival order.
     List(ListArgs),
@@ -27,6 +31,8 @@ pub enum RequestCommand {
     Show(IdArgs),
     /// Why a request is where it is: reason, witnesses, evidence, position, history.
     Explain(IdArgs),
+    /// Take back what a landed request published, as a request of its own.
+    Revert(RevertCommand),
     /// Take a waiting request back.
     Cancel(CancelArgs),
     /// Wait until a request has ended; the exit code says how.
@@ -38,16 +44,15 @@ pub struct EnqueueCommand {
     /// Namespace and name, such as nyc.flights.
     #[arg(long)]
     pub table: TableName,
-    /// The branch to merge, by its exact name.
-    #[arg(long, value_parser = parse_ref)]
-    pub source: RefName,
+    #[command(flatten)]
+    pub what: What,
     /// The branch to merge into.
     #[arg(long, default_value = "main", value_parser = parse_ref)]
     pub target: RefName,
     /// Publish the branch up to this snapshot instead of its head.
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["staged_snapshot", "wap_id"])]
     pub snapshot: Option<i64>,
-    /// Class of the policy; by the branch's prefix when left out.
+    /// Class of the policy; by the branch's prefix when left out (mergeberg/staged/ for a staged snapshot).
     #[arg(long)]
     pub class: Option<String>,
     /// Idempotency key: enqueuing again with the same key gives the same request.
@@ -62,6 +67,21 @@ pub struct EnqueueCommand {
     /// With --wait: give up after this long, such as 30s or 10m [default: never].
     #[arg(long, value_name = "TIME", value_parser = parse_duration, requires = "wait")]
     pub timeout: Option<Duration>,
+}
+
+/// What is to be merged: one of these.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct What {
+    /// The branch to merge, by its exact name.
+    #[arg(long, value_parser = parse_ref)]
+    pub source: Option<RefName>,
+    /// A snapshot that was committed without a branch (write-audit-publish).
+    #[arg(long, value_name = "ID")]
+    pub staged_snapshot: Option<i64>,
+    /// The snapshot that was staged under this WAP id.
+    #[arg(long, value_name = "ID")]
+    pub wap_id: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -115,17 +135,24 @@ pub async fn run(context: &Context, command: RequestCommand) -> Result<Answer, U
         RequestCommand::Enqueue(args) => run_enqueue(context, args).await,
         RequestCommand::List(args) => list(context, args).await,
         RequestCommand::Show(IdArgs { id }) => {
-            let row = context.ledger().await?.request(RequestId(id)).await?;
-            Ok(Answer::new(render_row(&row), row))
+            let ledger = context.ledger().await?;
+            let shown = Shown::of(ledger, ledger.request(RequestId(id)).await?).await?;
+            Ok(Answer::new(shown.render(), shown))
         }
         RequestCommand::Explain(IdArgs { id }) => {
             explain::explain(context.ledger().await?, RequestId(id), context.now_ms()).await
         }
+        RequestCommand::Revert(args) => revert::command::run(context, args).await,
         RequestCommand::Cancel(CancelArgs { id, principal: named }) => {
             let principal = principal(named, |name| std::env::var(name).ok());
             let ledger = context.ledger().await?;
             let row = ledger.cancel(RequestId(id), &principal, context.now_ms()).await?;
-            Ok(Answer::new(format!("request {id} is cancelled; branch '{}' is kept\n", row.source), row))
+            let branch = if kind_of(ledger.queue_id(), &row.source).is_own() {
+                "is the queue's own, which lets go of it"
+            } else {
+                "is kept"
+            };
+            Ok(Answer::new(format!("request {id} is cancelled; branch '{}' {branch}\n", row.source), row))
         }
         RequestCommand::Wait(WaitArgs { id, timeout }) => {
             wait::wait(context.ledger().await?, RequestId(id), timeout).await
@@ -136,24 +163,16 @@ pub async fn run(context: &Context, command: RequestCommand) -> Result<Answer, U
 async fn run_enqueue(context: &Context, args: EnqueueCommand) -> Result<Answer, UserError> {
     let EnqueueCommand {
         table,
-        source,
+        what,
         target,
         snapshot,
         class,
-        key,
+        key: idempotency_key,
         principal: named,
         wait: waits,
         timeout,
     } = args;
-    let args = EnqueueArgs {
-        table,
-        source,
-        target,
-        snapshot: snapshot.map(SnapshotId),
-        class,
-        idempotency_key: key,
-        principal: principal(named, |name| std::env::var(name).ok()),
-    };
+    let principal = principal(named, |name| std::env::var(name).ok());
     let policies = context.policies.read()?;
     let ledger = context.ledger().await?;
     let enqueue_context = EnqueueContext {
@@ -162,11 +181,44 @@ async fn run_enqueue(context: &Context, args: EnqueueCommand) -> Result<Answer, 
         policies: &policies,
         now_ms: context.now_ms(),
     };
-    let (new, row) = match enqueue(enqueue_context, &args).await? {
+    let staged = match &what {
+        What { staged_snapshot: Some(id), .. } => Some(Staged::Snapshot(SnapshotId(*id))),
+        What { wap_id: Some(wap), .. } => Some(Staged::Wap(wap.clone())),
+        What { .. } => None,
+    };
+    let enqueued = match (staged, what.source) {
+        (Some(staged), _) => {
+            let args = StagedArgs { table, staged, target, class, idempotency_key, principal };
+            enqueue_staged(enqueue_context, &args).await?
+        }
+        (None, Some(source)) => {
+            let snapshot = snapshot.map(SnapshotId);
+            let args = EnqueueArgs { table, source, target, snapshot, class, idempotency_key, principal };
+            enqueue(enqueue_context, &args).await?
+        }
+        (None, None) => {
+            // Told by the command line itself.
+            return Err(UserError::new(
+                ReasonCode::InvalidArgument,
+                "nothing was named that is to be merged",
+            ));
+        }
+    };
+    answer_enqueued(ledger, enqueued, waits, timeout).await
+}
+
+/// What was enqueued, or how it ended.
+pub(super) async fn answer_enqueued(
+    ledger: &Ledger,
+    enqueued: Enqueued,
+    waits: bool,
+    timeout: Option<Duration>,
+) -> Result<Answer, UserError> {
+    let (new, row) = match enqueued {
         Enqueued::New(row) => (true, row),
         Enqueued::Existing(row) => (false, row),
         Enqueued::KeyConflict(row) => {
-            // Told as an error by `enqueue`.
+            // Told as an error by whoever enqueued.
             return Err(UserError::new(
                 ReasonCode::KeyConflict,
                 format!("the key belongs to request {}", row.id),
@@ -223,6 +275,41 @@ fn render_list(rows: &[RequestRow], now_ms: i64) -> String {
     columns.render()
 }
 
+/// A request with what took it back.
+#[derive(Debug, Serialize)]
+pub struct Shown {
+    #[serde(flatten)]
+    pub request: RequestRow,
+    pub reverted_by: Vec<RevertedBy>,
+}
+
+/// A request that takes this one back.
+#[derive(Debug, Serialize)]
+pub struct RevertedBy {
+    pub request: RequestId,
+    pub state: RequestState,
+}
+
+impl Shown {
+    pub async fn of(ledger: &Ledger, request: RequestRow) -> Result<Self, UserError> {
+        let reverts = ledger.reverts_of(request.id).await?;
+        let reverted_by =
+            reverts.iter().map(|row| RevertedBy { request: row.id, state: row.state }).collect();
+        Ok(Self { request, reverted_by })
+    }
+
+    pub fn render(&self) -> String {
+        let mut text = render_row(&self.request);
+        let names: Vec<String> =
+            self.reverted_by.iter().map(|by| format!("request {} ({})", by.request, by.state)).collect();
+        if !names.is_empty() {
+            // As wide as the keys above it.
+            text.push_str(&format!("{:<14}  {}\n", "reverted by", names.join(", ")));
+        }
+        text
+    }
+}
+
 /// Every column of the live row.
 pub fn render_row(row: &RequestRow) -> String {
     let RequestRow {
@@ -237,6 +324,7 @@ pub fn render_row(row: &RequestRow) -> String {
         idempotency_key,
         structure,
         format_version: _,
+        reverts,
         state,
         classification,
         enqueued_at_ms,
@@ -248,7 +336,7 @@ pub fn render_row(row: &RequestRow) -> String {
         detail: _,
     } = row;
     let or_none = |value: Option<String>| value.unwrap_or_else(|| NONE.to_owned());
-    key_values(&[
+    let mut lines = vec![
         ("request", id.to_string()),
         ("state", state.to_string()),
         ("table", format!("{table}  ({table_uuid})")),
@@ -271,7 +359,12 @@ pub fn render_row(row: &RequestRow) -> String {
         ("attempts", attempts.to_string()),
         ("train", or_none(train.as_ref().map(ToString::to_string))),
         ("landed as", or_none(landed_snapshot.map(|id| id.to_string()))),
-    ])
+    ];
+    if let Some(Reverts { request, reason }) = reverts {
+        let reason = reason.as_ref().map_or(String::new(), |reason| format!(": {}", one_line(reason)));
+        lines.push(("reverts", format!("request {request}{reason}")));
+    }
+    key_values(&lines)
 }
 
 /// One line on how a request ended, or where it is.
@@ -297,7 +390,7 @@ pub fn end_line(row: &RequestRow) -> String {
     }
 }
 
-fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
     Duration::try_from(text.to_owned())
 }
 
@@ -344,6 +437,7 @@ pub(super) mod tests {
                 sort_order_id: SortOrderId(0),
             },
             format_version: 2,
+            reverts: None,
             state,
             classification: None,
             enqueued_at_ms: START_MS,

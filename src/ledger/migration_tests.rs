@@ -2,8 +2,9 @@
 
 use mergeberg_kernel::ids::{RefName, RequestId, SnapshotId};
 use mergeberg_kernel::reason::ReasonCode;
-use sqlx::Transaction;
+use sqlx::migrate::Migrator;
 use sqlx::sqlite::Sqlite;
+use sqlx::{Connection as _, Transaction};
 
 use super::testing::{enqueue, new_request, open, pass, staged_train};
 use super::{Ledger, LedgerError, NewReview, ReviewFilter};
@@ -22,6 +23,34 @@ async fn rows_survive_migrating_and_opening_again() {
         assert_eq!(again.request(id).await.unwrap(), before);
         assert_eq!(again.queue_id(), ledger.queue_id());
     }
+}
+
+/// Migration 3 on a row that a release without it wrote.
+#[tokio::test]
+async fn a_request_of_before_reverts_reverts_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger.db");
+    let all = sqlx::migrate!("migrations/sqlite");
+    let before = Migrator { migrations: all.migrations[..2].to_vec().into(), ..Migrator::DEFAULT };
+    let options = super::open::options(&path).create_if_missing(true);
+    let mut conn = super::open::connect(&options).await.unwrap();
+    before.run_direct(None, &mut conn, false).await.unwrap();
+    for sql in [
+        "INSERT INTO queue (id, queue_id, created_at_ms, wakes) VALUES (1, 'q', 1, 0)",
+        "INSERT INTO merge_request (table_name, table_uuid, source, pinned, target, class, principal, schema_id,
+             spec_id, sort_order_id, format_version, state, enqueued_at_ms, attempts)
+         VALUES ('nyc.flights', 'u', 'ingest/a', 7, 'main', 'ingest', 'ann', 0, 0, 0, 2, 'queued', 1, 0)",
+    ] {
+        sqlx::query(sql).execute(&mut conn).await.unwrap();
+    }
+    conn.close().await.unwrap();
+    assert!(matches!(Ledger::open(&path).await, Err(LedgerError::Pending { pending, .. }) if pending == [3]));
+    Ledger::migrate(&path).await.unwrap();
+    let ledger = Ledger::open(&path).await.unwrap();
+    let row = ledger.request(RequestId(1)).await.unwrap();
+    assert_eq!((row.source, row.reverts), (RefName::new("ingest/a"), None));
+    raw(&ledger, "UPDATE merge_request SET reverts_reason = 'x'").await;
+    assert_row_error(ledger.request(RequestId(1)).await, "merge_request", "1", "a reason without a request");
 }
 
 /// Runs `sql` past the API.

@@ -29,6 +29,7 @@ mod landing;
 mod leader;
 mod open;
 mod requests;
+mod reverts;
 mod rows;
 mod structure;
 mod trains;
@@ -55,6 +56,7 @@ pub use landing::{Intent, IntentCar, LandingRow, LandingState};
 pub use leader::LeaderRow;
 pub use open::{MIGRATE_COMMAND, MigrationReport};
 pub use requests::{Enqueued, NewRequest, RequestFilter};
+pub use reverts::{Reverts, TakenBack};
 pub use rows::{AttemptRow, RequestRow};
 pub use structure::{
     AcceptedStructure, Decided, Decision, NewReview, ReviewFilter, ReviewRow, ReviewState, ReviewWord,

@@ -12,6 +12,7 @@ use super::decode::Fields;
 use super::error::LedgerError;
 use super::events::{EventKind, NewEvent, append};
 use super::leader::fence;
+use super::reverts::Reverts;
 use super::rows::{AttemptRow, RequestRow};
 use super::waiting::{Unreadable, Waiting, readable};
 use super::{Ledger, wake};
@@ -61,13 +62,38 @@ pub struct RequestFilter {
 impl Ledger {
     /// Appends a request, unless it is there: key and request are written in one transaction.
     pub async fn enqueue(&self, new: &NewRequest, now_ms: i64) -> Result<Enqueued, LedgerError> {
+        self.add(new, None, now_ms).await
+    }
+
+    /// Appends the revert of a landed request. The same key is the same request, and so is an open revert of the
+    /// same request, whatever branch it was written to.
+    pub async fn enqueue_revert(
+        &self,
+        new: &NewRequest,
+        reverts: &Reverts,
+        now_ms: i64,
+    ) -> Result<Enqueued, LedgerError> {
+        self.add(new, Some(reverts), now_ms).await
+    }
+
+    async fn add(
+        &self,
+        new: &NewRequest,
+        reverts: Option<&Reverts>,
+        now_ms: i64,
+    ) -> Result<Enqueued, LedgerError> {
         let mut tx = self.begin().await?;
-        let existing = match &new.idempotency_key {
-            Some(key) => {
+        let existing = match (&new.idempotency_key, reverts) {
+            (Some(key), _) => {
                 let sql = "SELECT * FROM merge_request WHERE idempotency_key = $1";
                 sqlx::query(sql).bind(key).fetch_optional(&mut *tx).await?
             }
-            None => {
+            (None, Some(reverts)) => {
+                let sql = "SELECT * FROM merge_request WHERE reverts = $1 AND ended_at_ms IS NULL
+                           ORDER BY id LIMIT 1";
+                sqlx::query(sql).bind(reverts.request.0).fetch_optional(&mut *tx).await?
+            }
+            (None, None) => {
                 sqlx::query(
                     "SELECT * FROM merge_request
                      WHERE table_uuid = $1 AND target = $2 AND source = $3 AND pinned = $4
@@ -84,14 +110,23 @@ impl Ledger {
         };
         if let Some(row) = existing {
             let row = RequestRow::decode(&row)?;
-            let same = row.table_uuid == new.table_uuid
-                && row.source == new.source
-                && row.target == new.target
-                && row.pinned == new.pinned;
+            let same = match reverts {
+                Some(reverts) => row.reverts.as_ref().is_some_and(|r| r.request == reverts.request),
+                None => {
+                    row.table_uuid == new.table_uuid
+                        && row.source == new.source
+                        && row.target == new.target
+                        && row.pinned == new.pinned
+                }
+            };
             return Ok(if same { Enqueued::Existing(row) } else { Enqueued::KeyConflict(row) });
         }
-        let row = insert(&mut tx, new, now_ms).await?;
-        let text = format!("{} enqueued by {}", row.describe(), row.principal);
+        let row = insert(&mut tx, new, reverts, now_ms).await?;
+        let mut text = format!("{} enqueued by {}", row.describe(), row.principal);
+        if let Some(Reverts { request, reason }) = &row.reverts {
+            let reason = reason.as_ref().map_or(String::new(), |reason| format!(": {reason}"));
+            text.push_str(&format!(", takes back request {request}{reason}"));
+        }
         let event = NewEvent { text, ..NewEvent::of_request(EventKind::Enqueued, &row) };
         append(&mut tx, &[event], now_ms).await?;
         wake(&mut tx).await?;
@@ -214,7 +249,6 @@ impl Ledger {
         Ok(tables)
     }
 
-    /// Every state that a request was in, oldest first.
     /// Requests of a table that have not ended, whatever their target.
     pub async fn open_request_ids(
         &self,
@@ -226,6 +260,20 @@ impl Ledger {
                 .fetch_all(&self.readers)
                 .await?;
         Ok(ids.into_iter().map(RequestId).collect())
+    }
+
+    /// Sources of a table's requests that have not ended, whatever their target.
+    pub async fn open_sources(
+        &self,
+        table_uuid: &TableUuid,
+    ) -> Result<std::collections::BTreeSet<RefName>, LedgerError> {
+        let names: Vec<String> = sqlx::query_scalar(
+            "SELECT DISTINCT source FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL",
+        )
+        .bind(table_uuid.as_str())
+        .fetch_all(&self.readers)
+        .await?;
+        Ok(names.into_iter().map(RefName).collect())
     }
 
     /// Branches that more than one open request of a table names: nobody's landing drops those (rule R6).
@@ -332,6 +380,7 @@ impl Ledger {
 async fn insert(
     conn: &mut SqliteConnection,
     new: &NewRequest,
+    reverts: Option<&Reverts>,
     now_ms: i64,
 ) -> Result<RequestRow, LedgerError> {
     let NewRequest {
@@ -348,8 +397,9 @@ async fn insert(
     } = new;
     let row = sqlx::query(
         "INSERT INTO merge_request (table_name, table_uuid, source, pinned, target, class, principal,
-             idempotency_key, schema_id, spec_id, sort_order_id, format_version, state, enqueued_at_ms, attempts)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, 0)
+             idempotency_key, schema_id, spec_id, sort_order_id, format_version, state, enqueued_at_ms, attempts,
+             reverts, reverts_reason)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, 0, $15, $16)
          RETURNING *",
     )
     .bind(table.to_string())
@@ -366,6 +416,8 @@ async fn insert(
     .bind(*format_version)
     .bind(RequestState::Queued.word())
     .bind(now_ms)
+    .bind(reverts.map(|r| r.request.0))
+    .bind(reverts.and_then(|r| r.reason.as_deref()))
     .fetch_one(&mut *conn)
     .await?;
     let row = RequestRow::decode(&row)?;

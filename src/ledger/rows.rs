@@ -10,6 +10,7 @@ use sqlx::sqlite::SqliteRow;
 
 use super::decode::Fields;
 use super::error::LedgerError;
+use super::reverts::Reverts;
 
 /// A merge request as it is now.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -27,6 +28,8 @@ pub struct RequestRow {
     /// The table's structure when it was enqueued (rule C1).
     pub structure: StructureId,
     pub format_version: u8,
+    /// The landed request that this one takes back.
+    pub reverts: Option<Reverts>,
     pub state: RequestState,
     pub classification: Option<String>,
     pub enqueued_at_ms: i64,
@@ -70,6 +73,7 @@ impl RequestRow {
             idempotency_key: f.get("idempotency_key")?,
             structure: structure(&f)?,
             format_version: f.narrow("format_version")?,
+            reverts: reverts(&f)?,
             state: state(&f)?,
             classification: f.get("classification")?,
             enqueued_at_ms: f.int("enqueued_at_ms")?,
@@ -118,6 +122,17 @@ pub(super) fn structure(f: &Fields<'_>) -> Result<StructureId, LedgerError> {
         spec_id: SpecId(f.narrow("spec_id")?),
         sort_order_id: SortOrderId(f.int("sort_order_id")?),
     })
+}
+
+/// Two columns that are one fact.
+fn reverts(f: &Fields<'_>) -> Result<Option<Reverts>, LedgerError> {
+    let request = f.get::<Option<i64>>("reverts")?.map(RequestId);
+    let reason: Option<String> = f.get("reverts_reason")?;
+    match (request, reason) {
+        (Some(request), reason) => Ok(Some(Reverts { request, reason })),
+        (None, None) => Ok(None),
+        (None, Some(_)) => Err(f.wrong("reverts_reason without a request that is reverted")),
+    }
 }
 
 /// Word and reason are one state.

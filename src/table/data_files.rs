@@ -336,6 +336,14 @@ fn compression(facts: &TableFacts) -> Result<Compression, TableError> {
     }
 }
 
+/// Folder of new data files.
+pub(super) fn data_folder(facts: &TableFacts) -> String {
+    match facts.properties.get("write.data.path") {
+        Some(path) => path.trim_end_matches('/').to_owned(),
+        None => format!("{}/data", facts.location.trim_end_matches('/')),
+    }
+}
+
 /// Paths of data files. The crate's own generator writes partition values as they are, so that a value
 /// such as `../..` would leave the table's folder; here names and values are percent-encoded.
 #[derive(Clone)]
@@ -348,10 +356,7 @@ struct Locations {
 
 impl Locations {
     fn new(facts: &TableFacts, types: StructType) -> Self {
-        let folder = match facts.properties.get("write.data.path") {
-            Some(path) => path.trim_end_matches('/').to_owned(),
-            None => format!("{}/data", facts.location.trim_end_matches('/')),
-        };
+        let folder = data_folder(facts);
         Self { folder, types: Arc::new(types), written: Arc::default() }
     }
 

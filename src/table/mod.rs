@@ -5,6 +5,7 @@ pub mod branch_writer;
 pub mod catalog;
 pub mod cleanup;
 pub mod create;
+pub mod data_file_copy;
 pub mod data_files;
 pub mod deletes;
 pub mod document;

@@ -12,7 +12,7 @@ use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{Digest, RefName, SnapshotId};
 use mergeberg_kernel::lineage::{BaseFinding, Line, SnapshotFact};
 use mergeberg_kernel::partition::Partition;
-use mergeberg_kernel::policy::{ClassPolicy, TablePolicy};
+use mergeberg_kernel::policy::{ClassPolicy, Isolation, TablePolicy};
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::record::{Operation, RecordFinding};
 use mergeberg_kernel::unit::{SourceChange, UnitRefusal, units};
@@ -20,7 +20,9 @@ use mergeberg_kernel::unit::{SourceChange, UnitRefusal, units};
 use super::context::{Lane, Worker};
 use super::error::WorkerError;
 use super::landing::tag_name;
+use super::own_sources::{kind_of, wap_ids};
 use super::pins::pinned_base;
+use super::reverts::{concerning, only_its_files, reverted};
 use super::structure::Structures;
 use crate::ledger::RequestRow;
 use crate::replay::filter::read_filter;
@@ -86,6 +88,7 @@ impl Worker {
             rows.iter().map(|r| source_line(facts, &line, r.pinned)).collect();
         self.read_ahead(&table, &sources).await;
         let receipts = self.receipts(lane, &sources).await?;
+        let taken_back = self.ledger.taken_back(&lane.uuid, &lane.target, |id| line.contains(id)).await?;
         let mut published = match head {
             Some(head) => facts.snapshots.published_by(head),
             None => HashMap::new(),
@@ -95,7 +98,7 @@ impl Worker {
         }
         let mut requests = Vec::with_capacity(rows.len());
         let mut all_fresh = true;
-        for row in &rows {
+        for (row, source) in rows.iter().zip(&sources) {
             let class = class_of(&policy, row);
             let mut base = facts.snapshots.base(row.pinned, &line, &log);
             // Rule C10: the target's history was cut by expiry after the base had been pinned.
@@ -133,6 +136,7 @@ impl Worker {
             let mut request = RequestFacts {
                 request: row.id,
                 source: row.source.clone(),
+                kind: kind_of(self.ledger.queue_id(), &row.source),
                 pinned: row.pinned,
                 enqueued_at_ms: row.enqueued_at_ms,
                 class: Arc::clone(&class),
@@ -144,8 +148,11 @@ impl Worker {
                         .get(&row.pinned)
                         .is_some_and(|landed| !landed.iter().any(|id| line.contains(*id))),
                 structure: StructureStanding::Accepted,
+                wap: wap_ids(facts, &line, source, &published),
                 units: Ok(Vec::new()),
-                broken: not_a_branch(&table, row).or_else(|| taken_tag(&table, &class, row, self.now_ms())),
+                broken: not_a_branch(&table, row)
+                    .or_else(|| reverted(&taken_back, row))
+                    .or_else(|| taken_tag(&table, &class, row, self.now_ms())),
                 target_side,
             };
             if let Some(base) = base_id
@@ -294,6 +301,12 @@ impl Worker {
             Some(refusal) => Err(refusal),
             None => units(&changes, &request.class),
         };
+        if row.reverts.is_some()
+            && let Ok(units) = &mut request.units
+        {
+            units.iter_mut().for_each(only_its_files);
+            request.target_side = Arc::new(concerning(units, &request.target_side));
+        }
         Ok(())
     }
 
@@ -380,10 +393,12 @@ fn add_received(
 
 /// The class that the request was enqueued under; the shipped default when the policy lost it.
 fn class_of(policy: &TablePolicy, row: &RequestRow) -> Arc<ClassPolicy> {
-    match policy.class_named(&row.class) {
-        Some(class) => Arc::new(class.clone()),
-        None => Arc::new(ClassPolicy::shipped_default()),
+    let mut class = policy.class_named(&row.class).cloned().unwrap_or_else(ClassPolicy::shipped_default);
+    if row.reverts.is_some() {
+        // Only what was there comes back, so rows that came beside it are in nobody's way (rule C4).
+        class.isolation = Isolation::Snapshot;
     }
+    Arc::new(class)
 }
 
 fn source_now(table: &LoadedTable, row: &RequestRow) -> SourceNow {

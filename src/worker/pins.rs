@@ -2,8 +2,11 @@
 //!
 //! Another engine's expiry knows nothing of the queue. A request that has waited longer than a bound gets
 //! refs on its pinned head and on its base. Its landing removes them; those of requests that ended otherwise
-//! go with the next commit that changes pins. Many pins go in one commit. A pin is a ref of our own namespace and queue (rule R7): the
-//! base that one holds was proved to be the base when it was set.
+//! go with the next commit that changes pins. Many pins go in one commit. A pin is a ref of our own namespace and
+//! queue (rule R7): the base that one holds was proved to be the base when it was set.
+//!
+//! Sources of the queue's own making ([`super::own_sources`]) are looked after here as well: one that no open
+//! request names goes, one that a waiting request lacks is set again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,6 +18,7 @@ use mergeberg_kernel::lineage::{BaseFinding, Line};
 
 use super::context::{Lane, Worker};
 use super::error::WorkerError;
+use super::own_sources::{kept, kind_of, lacks_its_branch};
 use crate::ledger::RequestRow;
 use crate::table::catalog::CommitOutcome;
 use crate::table::loaded::LoadedTable;
@@ -22,7 +26,7 @@ use crate::table::loaded::LoadedTable;
 /// A request that waits longer than this is pinned, in milliseconds.
 pub const PIN_AFTER_MS: i64 = 60 * 1000;
 /// Life of a pin, in milliseconds: should the ledger be lost, expiry removes it some day (rule R3).
-const PIN_LIFE_MS: i64 = 90 * 24 * 3600 * 1000;
+pub(super) const PIN_LIFE_MS: i64 = 90 * 24 * 3600 * 1000;
 
 /// The refs that hold a request's head and base.
 pub(super) struct PinNames {
@@ -89,14 +93,19 @@ impl Worker {
         let open = self.ledger.open_request_ids(&lane.uuid).await?;
         let stale: Vec<&RefName> =
             existing.iter().copied().filter(|name| !belongs_to_one_of(name, queue, &open)).collect();
-        if new.is_empty() && stale.is_empty() {
+        let lacking: Vec<&RequestRow> =
+            waiting.iter().filter(|row| lacks_its_branch(facts, queue, row)).collect();
+        let own_sources: Vec<&RefName> =
+            facts.refs.keys().filter(|name| kind_of(queue, name).is_own()).collect();
+        let stale_sources = self.nobodys(lane, own_sources).await?;
+        if new.is_empty() && stale.is_empty() && lacking.is_empty() && stale_sources.is_empty() {
             return Ok(table);
         }
         let mut requirements = vec![Requirement::TableUuid(lane.uuid.clone())];
         let mut updates = Vec::new();
-        for (name, id) in new {
-            requirements.push(Requirement::RefAt { name: name.clone(), at: None, role: RefRole::NewName });
-            updates.push(Update::SetRef(RefFact {
+        let mut set: Vec<RefFact> = new
+            .into_iter()
+            .map(|(name, id)| RefFact {
                 name,
                 snapshot_id: id,
                 kind: RefKind::Branch {
@@ -104,9 +113,19 @@ impl Worker {
                     max_snapshot_age_ms: Some(PIN_LIFE_MS),
                 },
                 max_ref_age_ms: Some(PIN_LIFE_MS.saturating_add(age_of(facts, id, now_ms))),
-            }));
+            })
+            .collect();
+        for row in lacking {
+            if set.iter().all(|other| other.name != row.source) {
+                set.push(kept(facts, &row.source, row.pinned, &lane.target, now_ms));
+            }
         }
-        for name in stale {
+        for reference in set {
+            let name = reference.name.clone();
+            requirements.push(Requirement::RefAt { name, at: None, role: RefRole::NewName });
+            updates.push(Update::SetRef(reference));
+        }
+        for name in stale.into_iter().chain(stale_sources) {
             requirements.push(Requirement::RefAt {
                 name: name.clone(),
                 at: facts.head(name),
@@ -123,6 +142,21 @@ impl Worker {
                 Ok(self.catalog.load(&lane.table).await?)
             }
         }
+    }
+}
+
+impl Worker {
+    /// Those of the names that no open request of the lane's table has for its source.
+    async fn nobodys<'a>(
+        &self,
+        lane: &Lane,
+        names: Vec<&'a RefName>,
+    ) -> Result<Vec<&'a RefName>, WorkerError> {
+        if names.is_empty() {
+            return Ok(names);
+        }
+        let open = self.ledger.open_sources(&lane.uuid).await?;
+        Ok(names.into_iter().filter(|name| !open.contains(*name)).collect())
     }
 }
 

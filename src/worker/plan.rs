@@ -12,10 +12,8 @@ use serde::Serialize;
 
 use super::context::{Lane, Worker};
 use super::error::WorkerError;
+use super::own_sources::OWN_REFS;
 use crate::ledger::RequestRow;
-
-/// Prefix of every ref that queues make for themselves.
-const OWN_REFS: &str = "mergeberg/";
 
 /// One line of the plan.
 #[derive(Clone, Debug, Serialize)]
@@ -65,6 +63,7 @@ impl Worker {
                 idempotency_key: None,
                 structure: table.facts.structure(),
                 format_version: table.facts.format_version,
+                reverts: None,
                 state: RequestState::Queued,
                 classification: None,
                 enqueued_at_ms: self.now_ms(),

@@ -15,6 +15,7 @@ use super::context::{Lane, Worker};
 use super::error::{Disposition, WorkerError};
 use super::foreign::TargetStanding;
 use super::judge::waits_for_its_check;
+use super::own_sources::lacks_its_branch;
 use super::protocol::Progress;
 use crate::config::PolicySet;
 use crate::ledger::{Change, RequestRow, TargetHead, Waiting};
@@ -163,8 +164,12 @@ impl Worker {
         let structures = self.structures(lane, &table, &policy.digest()).await?;
         let now_ms = self.now_ms();
         let table = self.keep_pins(lane, table, &waiting).await?;
-        let waiting: Vec<RequestRow> =
-            waiting.into_iter().filter(|row| !waits_for_its_check(row, now_ms)).collect();
+        let waiting: Vec<RequestRow> = waiting
+            .into_iter()
+            .filter(|row| !waits_for_its_check(row, now_ms))
+            // Set again by the next look at the table.
+            .filter(|row| !lacks_its_branch(&table.facts, self.ledger.queue_id(), row))
+            .collect();
         if waiting.is_empty() {
             return Ok(Progress::default());
         }

@@ -8,6 +8,7 @@ mod story;
 
 mod cases;
 mod deletes;
+mod inverse;
 mod lineage;
 mod oracle;
 mod parsers;

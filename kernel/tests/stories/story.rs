@@ -15,7 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use mergeberg_kernel::admission::{
-    CarAction, RequestFacts, SourceNow, StructureStanding, TargetPlan, TrainPlan, Verdict, plan_train,
+    CarAction, RequestFacts, SourceKind, SourceNow, StructureStanding, TargetPlan, TrainPlan, Verdict,
+    WapIds, plan_train,
 };
 use mergeberg_kernel::change::{ChangeSet, FileContent, FileFact, RewriteProof};
 use mergeberg_kernel::classify::{Classification, ClassifyInput, Origin, TargetChange, TargetSide, classify};
@@ -435,6 +436,8 @@ impl Merge<'_> {
     pub fn request(&self, number: i64) -> RequestFacts {
         RequestFacts {
             request: RequestId(number),
+            kind: SourceKind::default(),
+            wap: WapIds::default(),
             source: RefName::new(format!("ingest/{number}")),
             pinned: self.pinned,
             enqueued_at_ms: NOW_MS - 60_000,

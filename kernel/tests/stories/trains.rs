@@ -3,9 +3,9 @@
 use std::collections::{BTreeSet, HashMap};
 
 use mergeberg_kernel::admission::{
-    RequestFacts, SourceNow, StructureStanding, TargetPlan, Verdict, plan_train,
+    RequestFacts, SourceKind, SourceNow, StructureStanding, TargetPlan, Verdict, WapIds, plan_train,
 };
-use mergeberg_kernel::ids::RefName;
+use mergeberg_kernel::ids::{RefName, SnapshotId};
 use mergeberg_kernel::policy::{AfterLanding, Isolation, Overlap};
 use mergeberg_kernel::record::Operation;
 
@@ -240,4 +240,42 @@ fn rule_r6_a_branch_is_dropped_only_when_nobody_else_needs_it() {
     let mut other = h.merge("S3").under(&drop).request(2);
     other.source = one.source.clone();
     assert!(!dropped(&[one, other]), "another open request names it");
+}
+
+#[test]
+fn a_branch_of_the_queues_own_goes_with_its_landing_whatever_the_class_says() {
+    let h = appends(2);
+    for (kind, dropped) in
+        [(SourceKind::Branch, false), (SourceKind::Staged, true), (SourceKind::Revert, true)]
+    {
+        let request = RequestFacts { kind, ..h.merge("S2").request(1) };
+        let (published, mut protected) = (HashMap::new(), BTreeSet::new());
+        let plan = |protected: &BTreeSet<RefName>| {
+            let target = TargetPlan {
+                head: Some(crate::story::sid("S1")),
+                published: &published,
+                protected,
+                now_ms: NOW_MS,
+                fast_forward_allowed: true,
+            };
+            plan_train(std::slice::from_ref(&request), &target).cars[0].drop_source
+        };
+        assert_eq!(plan(&protected), dropped, "{kind:?}");
+        // Another open request names it (rule R6).
+        protected.insert(request.source.clone());
+        assert!(!plan(&protected), "{kind:?}");
+    }
+}
+
+#[test]
+fn rule_c9_a_wap_id_is_published_once() {
+    let h = appends(2);
+    let with_id = |n: i64, taken: Option<(String, SnapshotId)>| {
+        let wap = WapIds { own: BTreeSet::from(["audit".to_owned()]), taken };
+        RequestFacts { wap, ..h.merge(&format!("S{}", n + 1)).request(n) }
+    };
+    let waiting = [with_id(1, None), with_id(2, None)];
+    assert_eq!(h.train("S1", &waiting), "1 fast-forward, 2 held same-source-ahead");
+    let taken = [with_id(1, Some(("audit".to_owned(), crate::story::sid("S1"))))];
+    assert_eq!(h.train("S1", &taken), "1 refused already-published");
 }

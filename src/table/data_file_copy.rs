@@ -1,0 +1,82 @@
+//! A data file again under a path that no file ever had: its bytes as they are, so that nothing is decoded and
+//! statistics hold. For rows that come back, whose old path may not be added again (rule D6).
+
+use std::sync::Arc;
+
+use iceberg::spec::{DataFile, DataFileBuilder};
+use uuid::Uuid;
+
+use super::data_files::{NewDataFile, data_folder};
+use super::error::TableError;
+use super::loaded::LoadedTable;
+use super::manifest_codec::file_fact;
+use super::manifests::LiveFile;
+
+/// Bytes in memory at a time.
+const CHUNK_BYTES: u64 = 8 * 1024 * 1024;
+
+/// Copies the file. A copy that fails is deleted.
+///
+/// # Errors
+/// [`TableError::Missing`] when the file is not there any more.
+pub async fn copy_data_file(table: &LoadedTable, file: &LiveFile) -> Result<NewDataFile, TableError> {
+    let extension = file.file.file_format().to_string().to_ascii_lowercase();
+    let path = format!("{}/{}-restored.{extension}", data_folder(&table.facts), Uuid::now_v7());
+    if let Err(error) = copy(table, &file.fact.path, &path).await {
+        if let Err(left) = table.file_io.delete(&path).await {
+            tracing::warn!(%path, error = %left, "a data file of a failed copy was left behind");
+        }
+        return Err(error);
+    }
+    let copied = described(&file.file, &path, file.spec_id.0)
+        .map_err(|e| TableError::Internal(format!("{}: {e}", file.fact.path)))?;
+    Ok(NewDataFile {
+        fact: file_fact(&copied, Arc::clone(&file.fact.partition)).map_err(TableError::Internal)?,
+        file: Arc::new(copied),
+        spec_id: file.spec_id,
+    })
+}
+
+async fn copy(table: &LoadedTable, from: &str, to: &str) -> Result<(), TableError> {
+    let file_io = &table.file_io;
+    let input = file_io.new_input(from).map_err(|e| TableError::io(from, e))?;
+    let size = match input.metadata().await {
+        Ok(metadata) => metadata.size,
+        Err(error) => return Err(TableError::of_read(file_io, from, error).await),
+    };
+    let reader = input.reader().await.map_err(|e| TableError::io(from, e))?;
+    let failed = |e| TableError::of_write(to, e);
+    let mut writer = file_io.new_output(to).map_err(failed)?.writer().await.map_err(failed)?;
+    let mut at = 0;
+    while at < size {
+        let end = at.saturating_add(CHUNK_BYTES).min(size);
+        let bytes = reader.read(at..end).await.map_err(|e| TableError::io(from, e))?;
+        writer.write(bytes).await.map_err(failed)?;
+        at = end;
+    }
+    writer.close().await.map_err(failed)
+}
+
+/// The same description under the new path. Row ids (format v3) are the old place's: it gets new ones.
+fn described(file: &DataFile, path: &str, spec_id: i32) -> Result<DataFile, String> {
+    let mut builder = DataFileBuilder::default();
+    builder
+        .content(file.content_type())
+        .file_path(path.to_owned())
+        .file_format(file.file_format())
+        .partition(file.partition().clone())
+        .partition_spec_id(spec_id)
+        .record_count(file.record_count())
+        .file_size_in_bytes(file.file_size_in_bytes())
+        .column_sizes(file.column_sizes().clone())
+        .value_counts(file.value_counts().clone())
+        .null_value_counts(file.null_value_counts().clone())
+        .nan_value_counts(file.nan_value_counts().clone())
+        .lower_bounds(file.lower_bounds().clone())
+        .upper_bounds(file.upper_bounds().clone())
+        .split_offsets(file.split_offsets().map(<[i64]>::to_vec));
+    if let Some(order) = file.sort_order_id() {
+        builder.sort_order_id(order);
+    }
+    builder.build().map_err(|e| e.to_string())
+}
