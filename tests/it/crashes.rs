@@ -7,6 +7,7 @@ use mergeberg::table::branch_writer::Removal;
 use mergeberg::worker::step::Step;
 use mergeberg_kernel::ids::RequestId;
 
+use crate::sources::wap;
 use crate::support::child::{LONG_LEASE, SHORT_LEASE, until};
 use crate::support::{House, Order, branch, order};
 
@@ -267,6 +268,33 @@ async fn case_o37_one_history_through_every_crash_in_turn() {
         ends.states.push((open.last().unwrap().id, "landed"));
         ends.keys.push(id);
         ends.published += 1;
+        assert!(house.drain_in_child(Some(step.name())), "killed at {}", step.name());
+    }
+    house.drain_in_child(None);
+    house.assert_ends(&ends, before, EVERY_STEP).await;
+}
+
+/// A staged snapshot and a revert, whose branches are the queue's own.
+#[tokio::test(flavor = "multi_thread")]
+async fn case_o37_branches_of_the_queues_own_are_let_go_of_once() {
+    let house = House::in_real_time(POLICY, SHORT_LEASE).await;
+    house.append_on_new("ingest/bad", &[order(4, 22)]).await;
+    let bad = house.enqueue("ingest/bad").await;
+    house.drain_in_child(None);
+    assert_eq!(house.state(bad).await, "landed");
+    house.stage_bare("audit-7", &[order(5, 23)]).await;
+    house.move_main().await;
+    let staged = house.enqueue_staged(wap("audit-7")).await;
+    let revert = house.revert(bad).await;
+    let ends = Ends {
+        states: vec![(staged, "landed"), (revert, "landed")],
+        keys: vec![1, 2, 3, 5, 90],
+        refs: vec!["main"],
+        published: 2,
+    };
+    let before = house.chain_length().await;
+    // After the swap both are on the target, and no train leaves any more.
+    for step in ALWAYS.into_iter().take_while(|step| *step != Step::Landed) {
         assert!(house.drain_in_child(Some(step.name())), "killed at {}", step.name());
     }
     house.drain_in_child(None);

@@ -80,7 +80,7 @@ impl House {
         revert(RevertContext { enqueue, store: &store, random: &random }, &args).await
     }
 
-    async fn revert(&self, request: RequestId) -> RequestId {
+    pub async fn revert(&self, request: RequestId) -> RequestId {
         match self.ask_revert(request, None).await.unwrap() {
             Enqueued::New(row) | Enqueued::Existing(row) => row.id,
             Enqueued::KeyConflict(row) => panic!("no key was given, but request {} has it", row.id),

@@ -22,7 +22,7 @@ const DAY_MS: i64 = 24 * 3600 * 1000;
 
 impl House {
     /// A snapshot on main's head that no ref names, under a WAP id unless that is empty.
-    async fn stage_bare(&self, wap: &str, rows: &[Order]) -> SnapshotId {
+    pub async fn stage_bare(&self, wap: &str, rows: &[Order]) -> SnapshotId {
         let table = self.loaded().await;
         let facts = &table.facts;
         let files =
@@ -66,7 +66,7 @@ impl House {
         enqueue_staged(context, &args).await
     }
 
-    async fn enqueue_staged(&self, staged: Staged) -> RequestId {
+    pub async fn enqueue_staged(&self, staged: Staged) -> RequestId {
         match self.ask_staged(staged, None).await.unwrap() {
             Enqueued::New(row) | Enqueued::Existing(row) => row.id,
             Enqueued::KeyConflict(row) => panic!("no key was given, but request {} has it", row.id),
@@ -86,7 +86,7 @@ fn snapshot(id: SnapshotId) -> Staged {
     Staged::Snapshot(id)
 }
 
-fn wap(id: &str) -> Staged {
+pub fn wap(id: &str) -> Staged {
     Staged::Wap(id.to_owned())
 }
 
