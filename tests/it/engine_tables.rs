@@ -21,7 +21,7 @@ use crate::support::python::Python;
 use crate::support::{House, branch, json_rows};
 
 /// As strict as shipped, but for appends, which may meet.
-const SERIAL: &str = r#"
+pub(crate) const SERIAL: &str = r#"
 table = "engine.written"
 
 [[class]]
@@ -31,7 +31,7 @@ overlap = "allow"
 "#;
 
 /// A team that knows its keys: what two sides changed is compared file by file and row by row (rule C4).
-const BY_ROWS: &str = r#"
+pub(crate) const BY_ROWS: &str = r#"
 table = "engine.written"
 
 [[check]]
@@ -53,16 +53,16 @@ checks = ["one-id-once"]
 const NOT_READ_HERE: [&str; 2] = ["formats-v2", "evolution-nested-v2"];
 
 /// A table after its branch was merged.
-struct Merged {
-    house: House,
+pub(crate) struct Merged {
+    pub house: House,
     /// A classification, or why it was not published, as it stands in the page.
-    outcome: String,
+    pub outcome: String,
     /// Rows of main, when it landed and they can be read here.
-    rows: Option<Vec<String>>,
+    pub rows: Option<Vec<String>>,
 }
 
 /// Merges the branch of a table and checks what came of it.
-async fn merge(table: &str, policy: &str, oracle: Oracle) -> Merged {
+pub(crate) async fn merge(table: &str, policy: &str, oracle: Oracle) -> Merged {
     let expected = Expected::of(table);
     let house = House::engine_table(table, policy).await;
     let before = match house.catalog.load(&house.table).await {
@@ -129,7 +129,7 @@ impl House {
     }
 
     /// Live files of a snapshot by their last path segment, data and delete files.
-    async fn live_files(&self, id: SnapshotId) -> Vec<String> {
+    pub(crate) async fn live_files(&self, id: SnapshotId) -> Vec<String> {
         let table = self.loaded().await;
         let snapshot = table.facts.snapshots.get(id).unwrap();
         let live =
@@ -146,7 +146,7 @@ impl House {
 const PAGE: &str = "docs/compatibility.md";
 
 /// Keeps the part of the page between two marks.
-fn assert_page(part: &str, text: &str) {
+pub(crate) fn assert_page(part: &str, text: &str) {
     let [begin, end] = ["begin", "end"].map(|word| format!("<!-- {part}: {word} -->"));
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE);
     let page = std::fs::read_to_string(&path).unwrap();
@@ -160,7 +160,7 @@ fn assert_page(part: &str, text: &str) {
 }
 
 /// Tables with a branch to merge.
-fn with_branch() -> impl Iterator<Item = String> {
+pub(crate) fn with_branch() -> impl Iterator<Item = String> {
     names().into_iter().filter(|name| Expected::of(name).has_branch())
 }
 

@@ -32,5 +32,6 @@ mod rules_evidence;
 mod rules_landing;
 mod rules_refs;
 mod sources;
+mod spark_after_landing;
 mod support;
 mod worker_process;

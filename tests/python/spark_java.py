@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import pathlib
 from typing import Any
 
+from pyspark.java_gateway import ensure_callback_server_started
 from spark_engine import BadJob, Catalog, operation, quoted
 
 MAIN = "main"
@@ -186,3 +188,54 @@ def add_column_default(catalog: Catalog, table: list[str], name: str, type: str,
     literal = schema.findField(name).initialDefaultLiteral()
     java.updateSchema().addColumn(name, kind, literal).commit()
     return load_table(java)
+
+
+# ---- expiry ------------------------------------------------------------------------------------------------
+
+
+class Deleted:
+    """A `Consumer` of paths to delete. Files outside the table's location are others' as well: they stay."""
+
+    class Java:
+        implements = ["java.util.function.Consumer"]
+
+    def __init__(self, location: str) -> None:
+        self.inside = plain_path(location) + "/"
+        self.deleted: list[str] = []
+        self.spared: list[str] = []
+
+    def accept(self, path: str) -> None:
+        file = pathlib.Path(plain_path(path))
+        if str(file).startswith(self.inside):
+            file.unlink(missing_ok=True)
+            self.deleted.append(path)
+        else:
+            self.spared.append(path)
+
+
+def plain_path(path: str) -> str:
+    """`file:/w`, `file:///w` and `/w` are one place."""
+    return "/" + path.removeprefix("file:").lstrip("/")
+
+
+@operation("table")
+def expire_snapshots(
+    catalog: Catalog, table: list[str], older_than_ms: int, retain_last: int = 1, action: bool = False
+) -> dict[str, Any]:
+    """Expires snapshots and deletes the files that Iceberg finds unreachable, those below the table's location.
+    It finds them in one of two ways: Iceberg's core goes by the snapshots' own changes where `main` is the only
+    ref, and by the manifests that are left otherwise; the procedure's `action` compares all that is reachable."""
+    ensure_callback_server_started(catalog.spark.sparkContext._gateway)
+    java = catalog.java_table(table)
+    chosen = Deleted(java.location())
+    if action:
+        actions = catalog.jvm.org.apache.iceberg.spark.actions.SparkActions.get(catalog.spark._jsparkSession)
+        expiry = actions.expireSnapshots(java)
+    else:
+        expiry = java.expireSnapshots().cleanExpiredFiles(True)
+    expiry = expiry.expireOlderThan(older_than_ms).retainLast(retain_last).deleteWith(chosen)
+    if action:
+        expiry.execute()
+    else:
+        expiry.commit()
+    return {"deleted": sorted(chosen.deleted), "spared": sorted(chosen.spared)}

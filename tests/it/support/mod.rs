@@ -5,6 +5,8 @@ pub mod engine_table;
 pub mod json_rows;
 pub mod python;
 pub mod scripted;
+mod served;
+pub mod spark;
 mod story;
 
 pub use story::{Moment, columns, days, decimal, keyed_record, long, text};

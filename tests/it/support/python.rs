@@ -1,9 +1,7 @@
 //! Engines as processes of their own, a job a line: PyIceberg and DuckDB (`tests/python/engine.py serve`), and
 //! Spark (`tests/python/spark_engine.py serve`).
 
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
@@ -13,6 +11,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::child::real_now;
+use super::served::Served;
 use super::{House, ORDERS, Order};
 
 /// Set by `scripts/test`: the interpreter that has PyIceberg and DuckDB.
@@ -22,9 +21,7 @@ const SPARK_INTERPRETER: &str = "MERGEBERG_SPARK";
 
 /// One `serve` process over the catalog of a folder.
 pub struct Python {
-    child: Child,
-    jobs: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    process: Served,
     catalog: Value,
 }
 
@@ -40,21 +37,8 @@ impl Python {
     }
 
     fn serve(variable: &str, script: &str, folder: &Path) -> Option<Self> {
-        let Some(interpreter) = std::env::var_os(variable) else {
-            eprintln!("skipped: {variable} is unset, so its engine is not there (scripts/test sets it)");
-            return None;
-        };
-        let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/python").join(script);
-        let mut child = Command::new(interpreter)
-            .arg(script)
-            .arg("serve")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let jobs = child.stdin.take();
-        let answers = BufReader::new(child.stdout.take().unwrap());
-        Some(Self { child, jobs, answers, catalog: Self::catalog_of(folder) })
+        let process = Served::start(variable, script)?;
+        Some(Self { process, catalog: Self::catalog_of(folder) })
     }
 
     /// The catalog of a House, as a job names it.
@@ -74,12 +58,7 @@ impl Python {
         for (key, value) in arguments.as_object().expect("arguments are an object") {
             job[key] = value.clone();
         }
-        let jobs = self.jobs.as_mut().expect("it runs");
-        writeln!(jobs, "{job}").unwrap();
-        jobs.flush().unwrap();
-        let mut line = String::new();
-        self.answers.read_line(&mut line).unwrap();
-        serde_json::from_str(&line).unwrap_or_else(|e| panic!("{op} answered {line:?}: {e}"))
+        self.process.ask(&job)
     }
 
     pub fn ok(&mut self, op: &str, arguments: Value) -> Value {
@@ -122,14 +101,6 @@ impl Python {
         let mut rows: Vec<Order> = by_pyiceberg["rows"].as_array().unwrap().iter().map(order_of).collect();
         rows.sort();
         rows
-    }
-}
-
-impl Drop for Python {
-    fn drop(&mut self) {
-        // Its loop ends with its input.
-        drop(self.jobs.take());
-        let _ = self.child.wait();
     }
 }
 
