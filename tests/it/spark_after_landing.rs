@@ -177,16 +177,13 @@ impl<'a> After<'a> {
         let older_than = real_now() + LATER_MS;
         let expiry = json!({ "older_than_ms": older_than, "action": action });
         if let Some(answer) = self.ask("expire_snapshots", expiry) {
-            let count = |key: &str| answer[key].as_array().unwrap().len();
-            eprintln!("expired: {} {}", count("deleted"), count("spared"));
             let facts = &self.house.loaded().await.facts;
             let heads: BTreeSet<i64> = facts.refs.values().map(|reference| reference.snapshot_id.0).collect();
             let left: BTreeSet<i64> = facts.snapshots.iter().map(|snapshot| snapshot.id.0).collect();
             assert_eq!(left, heads, "{}: what no ref needs is expired", self.table);
             let reachable = self.reachable().await;
-            for path in
-                answer["spared"].as_array().unwrap().iter().chain(answer["deleted"].as_array().unwrap())
-            {
+            let gone = ["spared", "deleted"].map(|key| answer[key].as_array().unwrap());
+            for path in gone.into_iter().flatten() {
                 let path = path.as_str().unwrap();
                 assert!(!reachable.contains(plain(path)), "{}: {path} is expired but reachable", self.table);
             }
@@ -204,13 +201,13 @@ impl<'a> After<'a> {
         let store = ManifestStore::new(64 << 20);
         let mut paths = BTreeSet::new();
         for snapshot in table.facts.snapshots.iter() {
-            paths.insert(plain(&snapshot.manifest_list).to_owned());
-            let manifests = store.manifest_paths(&table, snapshot).await.unwrap();
-            paths.extend(manifests.iter().map(|path| plain(path).to_owned()));
+            paths.insert(snapshot.manifest_list.clone());
+            paths.extend(store.manifest_paths(&table, snapshot).await.unwrap());
             let live = store.live_files(&table, snapshot, &FileScope::Table).await.unwrap();
-            paths.extend(live.data.iter().chain(&live.deletes).map(|file| plain(&file.fact.path).to_owned()));
+            paths.extend(live.data.iter().chain(&live.deletes).map(|file| file.fact.path.to_string()));
         }
-        paths
+        paths.extend(table.metadata.statistics_iter().map(|file| file.statistics_path.clone()));
+        paths.iter().map(|path| plain(path).to_owned()).collect()
     }
 
     /// Ids that one row has, smallest first.
@@ -301,7 +298,6 @@ impl<'a> After<'a> {
     async fn run(mut self) -> [Vec<String>; STEPS.len()] {
         let mut found: [Vec<String>; STEPS.len()] = Default::default();
         for (step, found) in found.iter_mut().enumerate() {
-            let started = std::time::Instant::now();
             match step {
                 0 => self.metadata_tables().await,
                 1 => self.expire(false).await,
@@ -320,7 +316,6 @@ impl<'a> After<'a> {
                 _ => self.next_landing().await,
             }
             *found = std::mem::take(&mut self.refusals);
-            eprintln!("{} {step}: {:?} {found:?}", self.table, started.elapsed());
         }
         found
     }

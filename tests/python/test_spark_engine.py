@@ -179,6 +179,20 @@ class SparkTest(unittest.TestCase):
         self.assertEqual([pathlib.Path(path).name for path in removed], ["orphan.parquet"])
         self.assertEqual(self.ids(), [None, 1, 2, 3])
 
+    def test_expiry_deletes_what_is_unreachable_below_the_location(self) -> None:
+        for action in (False, True):
+            with self.subTest(action=action):
+                self.create(2)
+                self.sql(f"ALTER TABLE {{base}} DROP BRANCH `{BRANCH}`", "DELETE FROM {table} WHERE id = 1")
+                expired = self.ok("expire_snapshots", older_than_ms=4_070_908_800_000, action=action)
+                self.assertEqual(expired["spared"], [])
+                self.assertTrue(any(path.endswith(".avro") for path in expired["deleted"]))
+                for path in expired["deleted"]:
+                    self.assertFalse(pathlib.Path("/" + path.removeprefix("file:").lstrip("/")).exists())
+                self.assertEqual(self.ids(), [None, 2, 3])
+                self.assertEqual(self.sql("SELECT count(*) AS left FROM {base}.snapshots")["rows"], [{"left": 1}])
+                self.tearDown()
+
     def test_a_table_of_the_other_engine_is_spark_s_too(self) -> None:
         if not self.others:
             self.skipTest("MERGEBERG_PYTHON is unset")
