@@ -175,7 +175,9 @@ impl<'a> After<'a> {
             self.spark.ok(&self.house, "sql", json!({ "statements": "ALTER TABLE {base} DROP BRANCH b" }));
         }
         let older_than = real_now() + LATER_MS;
-        let expiry = json!({ "older_than_ms": older_than, "action": action });
+        // The way of older releases, which relies on `source-snapshot-id` (rule D7), wherever it is possible.
+        let incremental = !action && self.house.loaded().await.facts.refs.len() == 1;
+        let expiry = json!({ "older_than_ms": older_than, "action": action, "incremental": incremental });
         if let Some(answer) = self.ask("expire_snapshots", expiry) {
             let facts = &self.house.loaded().await.facts;
             let heads: BTreeSet<i64> = facts.refs.values().map(|reference| reference.snapshot_id.0).collect();

@@ -220,11 +220,17 @@ def plain_path(path: str) -> str:
 
 @operation("table")
 def expire_snapshots(
-    catalog: Catalog, table: list[str], older_than_ms: int, retain_last: int = 1, action: bool = False
+    catalog: Catalog,
+    table: list[str],
+    older_than_ms: int,
+    retain_last: int = 1,
+    action: bool = False,
+    incremental: bool = False,
 ) -> dict[str, Any]:
-    """Expires snapshots and deletes the files that Iceberg finds unreachable, those below the table's location.
-    It finds them in one of two ways: Iceberg's core goes by the snapshots' own changes where `main` is the only
-    ref, and by the manifests that are left otherwise; the procedure's `action` compares all that is reachable."""
+    """Expires snapshots and deletes the files that Iceberg finds unreachable, those below the table's location:
+    by comparing what is reachable before and after, in Iceberg's core or in the procedure's `action`; or, where
+    `main` is the only ref, by what each snapshot says that it did (`incremental`). Older releases always do the
+    latter then; this one only where no other branch lost snapshots, so that it is asked for by its name."""
     ensure_callback_server_started(catalog.spark.sparkContext._gateway)
     java = catalog.java_table(table)
     chosen = Deleted(java.location())
@@ -232,10 +238,31 @@ def expire_snapshots(
         actions = catalog.jvm.org.apache.iceberg.spark.actions.SparkActions.get(catalog.spark._jsparkSession)
         expiry = actions.expireSnapshots(java)
     else:
-        expiry = java.expireSnapshots().cleanExpiredFiles(True)
+        expiry = java.expireSnapshots()
     expiry = expiry.expireOlderThan(older_than_ms).retainLast(retain_last).deleteWith(chosen)
     if action:
         expiry.execute()
+    elif incremental:
+        before = java.operations().current()
+        expiry.cleanExpiredFiles(False).commit()
+        clean_incrementally(catalog, java.io(), before, java.operations().refresh(), chosen)
     else:
         expiry.commit()
     return {"deleted": sorted(chosen.deleted), "spared": sorted(chosen.spared)}
+
+
+def clean_incrementally(catalog: Catalog, io: Any, before: Any, after: Any, chosen: Deleted) -> None:
+    """`IncrementalFileCleanup` is not public: found by name."""
+    jvm = catalog.jvm
+    loader = before.getClass().getClassLoader()
+    constructor = loader.loadClass("org.apache.iceberg.IncrementalFileCleanup").getDeclaredConstructors()[0]
+    constructor.setAccessible(True)
+    executor = jvm.java.util.concurrent.Executors.newSingleThreadExecutor()
+    try:
+        arguments = jvm.java.util.ArrayList()
+        for argument in (io, executor, executor, chosen):
+            arguments.add(argument)
+        level = getattr(jvm.org.apache.iceberg, "ExpireSnapshots$CleanupLevel").ALL
+        constructor.newInstance(arguments.toArray()).cleanFiles(before, after, level)
+    finally:
+        executor.shutdown()

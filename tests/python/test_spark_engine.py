@@ -180,11 +180,11 @@ class SparkTest(unittest.TestCase):
         self.assertEqual(self.ids(), [None, 1, 2, 3])
 
     def test_expiry_deletes_what_is_unreachable_below_the_location(self) -> None:
-        for action in (False, True):
-            with self.subTest(action=action):
+        for how in ({}, {"action": True}, {"incremental": True}):
+            with self.subTest(how=how):
                 self.create(2)
                 self.sql(f"ALTER TABLE {{base}} DROP BRANCH `{BRANCH}`", "DELETE FROM {table} WHERE id = 1")
-                expired = self.ok("expire_snapshots", older_than_ms=4_070_908_800_000, action=action)
+                expired = self.ok("expire_snapshots", older_than_ms=4_070_908_800_000, **how)
                 self.assertEqual(expired["spared"], [])
                 self.assertTrue(any(path.endswith(".avro") for path in expired["deleted"]))
                 for path in expired["deleted"]:
