@@ -4,6 +4,7 @@
 //! that decisions use. Sequence numbers and snapshot ids are resolved when decoding (table spec,
 //! "Sequence Number Inheritance"), so nothing above needs the manifest list again.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use iceberg::io::FileIO;
 use iceberg::metadata_columns::RESERVED_FIELD_ID_DELETE_FILE_PATH;
 use iceberg::spec::{
     DataContentType, DataFile, DataFileFormat, Datum, FormatVersion, Manifest, ManifestContentType,
-    ManifestFile, ManifestStatus, ManifestWriterBuilder, PartitionSpec, PartitionSpecRef, PrimitiveLiteral,
-    PrimitiveType, SchemaRef, Struct, StructType, TableMetadata, UNASSIGNED_SEQUENCE_NUMBER,
+    ManifestEntry, ManifestFile, ManifestStatus, ManifestWriterBuilder, PartitionSpec, PartitionSpecRef,
+    PrimitiveLiteral, SchemaRef, Struct, StructType, TableMetadata, UNASSIGNED_SEQUENCE_NUMBER,
 };
 use mergeberg_kernel::change::{DeleteKey, FileContent, FileFact};
 use mergeberg_kernel::ids::{SnapshotId, SpecId};
@@ -21,6 +22,7 @@ use tokio::runtime::Handle;
 
 use super::error::TableError;
 use super::guard::guarded;
+use super::partition_form::{FixedForm, Special, StandIns, has_fixed, holds_fixed};
 use super::partition_values::{PartitionInterner, fits};
 
 /// Memory of an entry beside its path and its statistics, in bytes; an estimate that errs upwards.
@@ -31,6 +33,8 @@ const STATISTIC_BYTES: usize = 24;
 const BOUND_BYTES: usize = 96;
 /// The crate's sign for "inherited": written as null.
 const INHERIT: i64 = -1;
+/// Where a manifest is written in memory first.
+const SCRATCH: &str = "memory:///manifest.avro";
 
 /// One manifest entry, with everything inherited filled in.
 #[derive(Clone, Debug)]
@@ -64,6 +68,8 @@ pub(super) struct DecodedManifest {
     /// Each partition of the manifest once.
     pub partitions: Vec<Arc<Partition>>,
     live: HashSet<DeleteKey>,
+    /// How partition values of type `fixed` are written, if it has any.
+    pub fixed: Option<FixedForm>,
     /// Estimate of the memory held, in bytes.
     pub bytes: usize,
 }
@@ -88,7 +94,7 @@ impl DecodedManifest {
         let partitions = partitions.into_iter().collect();
         let live = entries.iter().filter(|entry| entry.is_live()).map(|entry| entry.fact.key()).collect();
         let bytes = entries.iter().map(|entry| entry_bytes(&entry.file)).sum::<usize>() + ENTRY_BYTES;
-        Self { spec_id, content, schema, entries, partitions, live, bytes }
+        Self { spec_id, content, schema, entries, partitions, live, fixed: None, bytes }
     }
 
     pub fn holds_live(&self, file: &DeleteKey) -> bool {
@@ -112,15 +118,11 @@ pub(super) fn decode(
     spec: &PartitionSpec,
 ) -> Result<DecodedManifest, TableError> {
     let path = file.manifest_path.as_str();
-    let manifest = guarded(path, || Manifest::parse_avro(bytes))?;
-    let (parsed, header) = manifest.into_parts();
-    // The tuples were read with the types of the manifest's own header, not of the current schema.
-    let types =
-        header.partition_spec().partition_type(header.schema()).map_err(|e| TableError::corrupt(path, e))?;
+    // The tuples are read with the types of the manifest's own header, not of the current schema.
+    let Parsed { entries: parsed, schema, types, fixed } = parse(path, bytes, file.partition_spec_id)?;
     let mut interner = PartitionInterner::new(spec, &types);
     let mut entries = Vec::with_capacity(parsed.len());
     for entry in parsed {
-        let entry = Arc::unwrap_or_clone(entry);
         let corrupt = |message: String| TableError::corrupt(path, message);
         let partition = interner.intern(entry.data_file.partition()).map_err(corrupt)?;
         let (sequence_number, file_sequence_number) = resolve_sequence_numbers(
@@ -140,25 +142,50 @@ pub(super) fn decode(
         });
     }
     let spec_id = SpecId(file.partition_spec_id);
-    Ok(DecodedManifest::new(spec_id, file.content, header.schema().clone(), entries))
+    let decoded = DecodedManifest::new(spec_id, file.content, schema, entries);
+    Ok(DecodedManifest { fixed, ..decoded })
 }
 
-/// Partition types of the spec whose values the crate may fail to decode, as text; `None` without any.
-pub(super) fn undecoded_types(metadata: &TableMetadata, spec: &PartitionSpec) -> Option<String> {
-    let types = spec.partition_type(metadata.current_schema()).ok()?;
-    let undecoded = types.fields().iter().filter(|field| {
-        matches!(
-            field.field_type.as_primitive_type(),
-            Some(
-                PrimitiveType::Uuid
-                    | PrimitiveType::Fixed(_)
-                    | PrimitiveType::TimestampNs
-                    | PrimitiveType::TimestamptzNs
-            )
-        )
-    });
-    let names: Vec<String> = undecoded.map(|field| field.field_type.to_string()).collect();
-    (!names.is_empty()).then(|| names.join(", "))
+/// A manifest as the crate gives it, with the types that its header has.
+struct Parsed {
+    entries: Vec<ManifestEntry>,
+    schema: SchemaRef,
+    types: StructType,
+    fixed: Option<FixedForm>,
+}
+
+fn parse(path: &str, bytes: &[u8], spec_id: i32) -> Result<Parsed, TableError> {
+    let corrupt = |e: &dyn std::fmt::Display| TableError::corrupt(path, e);
+    let crate_entries = |bytes: &[u8]| -> Result<_, TableError> {
+        let (entries, header) = guarded(path, || Manifest::parse_avro(bytes))?.into_parts();
+        let entries: Vec<ManifestEntry> = entries.into_iter().map(Arc::unwrap_or_clone).collect();
+        Ok((entries, header))
+    };
+    let Some(special) = Special::of(bytes).map_err(|e| corrupt(&e))? else {
+        let (entries, header) = crate_entries(bytes)?;
+        let schema = header.schema().clone();
+        let types = header.partition_spec().partition_type(&schema).map_err(|e| corrupt(&e))?;
+        return Ok(Parsed { entries, schema, types, fixed: None });
+    };
+    let in_form = |form: FixedForm| -> Result<Vec<ManifestEntry>, TableError> {
+        let Some((stand_ins, given)) = special.given(bytes, form).map_err(|e| corrupt(&e))? else {
+            return Ok(crate_entries(bytes)?.0);
+        };
+        let (mut entries, _) = crate_entries(&given)?;
+        for entry in &mut entries {
+            entry.data_file = stand_ins.real(&entry.data_file, spec_id)?;
+        }
+        Ok(entries)
+    };
+    // Bytes in one form make no sense in the other: lengths, counts and unions do not fit.
+    let (entries, form) = match in_form(FixedForm::Plain) {
+        Ok(entries) => (entries, FixedForm::Plain),
+        Err(_) if has_fixed(&special.types) => (in_form(FixedForm::WithLength)?, FixedForm::WithLength),
+        Err(error) => return Err(error),
+    };
+    let values = || entries.iter().map(|entry| entry.data_file.partition());
+    let fixed = holds_fixed(&special.types, values()).then_some(form);
+    Ok(Parsed { entries, schema: special.schema, types: special.types, fixed })
 }
 
 /// ADDED entries inherit from the manifest list; files of format v1 have sequence number 0.
@@ -240,6 +267,8 @@ pub(super) struct ManifestPlan {
     pub spec: PartitionSpecRef,
     pub schema: SchemaRef,
     pub entries: Vec<Entry>,
+    /// How partition values of type `fixed` are to be written.
+    pub fixed: FixedForm,
 }
 
 /// Writes a manifest of format v2 or v3 and gives its list entry, with its sequence numbers assigned, and
@@ -260,44 +289,110 @@ fn write_blocking(
     file_io: &FileIO,
     plan: ManifestPlan,
 ) -> Result<(ManifestFile, DecodedManifest), TableError> {
-    let ManifestPlan { path, version, content, snapshot, sequence_number, spec, schema, mut entries } = plan;
+    let types = plan
+        .spec
+        .partition_type(&plan.schema)
+        .map_err(|e| TableError::Internal(format!("{} has no partition type: {e}", plan.path)))?;
+    let stand_ins = StandIns::of(&plan.spec, &types, plan.fixed);
+    let ManifestPlan { path, version, content, snapshot, sequence_number, spec, schema, mut entries, fixed } =
+        plan;
     // Readers of v3 differ in whether a removed file uses up row ids (the table spec does not say): at the
     // end it makes no difference.
     entries.sort_by_key(|entry| !entry.is_live());
-    let failed = |error: iceberg::Error| TableError::of_write(&path, error);
-    let output = file_io.new_output(&path).map_err(failed)?;
     let spec_id = spec.spec_id();
-    let builder = ManifestWriterBuilder::new(output, Some(snapshot.0), schema.clone(), spec.as_ref().clone());
-    let mut writer = match (version, content) {
-        (FormatVersion::V3, ManifestContentType::Data) => builder.build_v3_data(),
-        (FormatVersion::V3, ManifestContentType::Deletes) => builder.build_v3_deletes(),
-        (FormatVersion::V1 | FormatVersion::V2, ManifestContentType::Data) => builder.build_v2_data(),
-        (FormatVersion::V1 | FormatVersion::V2, ManifestContentType::Deletes) => builder.build_v2_deletes(),
+    let encoder = Encoder { path: &path, version, content, snapshot, sequence_number };
+    let mut list_entry = match &stand_ins {
+        None => encoder.write(handle, file_io, (&schema, &spec), entries.iter().map(Cow::Borrowed))?,
+        Some(stand_ins) => encoder.write_special(handle, file_io, (&schema, &spec), &entries, stand_ins)?,
     };
-    for entry in &entries {
-        let file = entry.file.as_ref().clone();
-        let file_sequence = Some(entry.file_sequence_number);
-        match entry.status {
-            ManifestStatus::Added if entry.sequence_number == sequence_number => {
-                writer.add_file(file, INHERIT)
-            }
-            ManifestStatus::Added => writer.add_file(file, entry.sequence_number),
-            ManifestStatus::Existing => {
-                writer.add_existing_file(file, entry.snapshot.0, entry.sequence_number, file_sequence)
-            }
-            ManifestStatus::Deleted => writer.add_delete_file(file, entry.sequence_number, file_sequence),
-        }
-        .map_err(|e| TableError::corrupt(&entry.fact.path, e))?;
-    }
-    let mut list_entry = handle.block_on(writer.write_manifest_file()).map_err(failed)?;
     list_entry.sequence_number = sequence_number;
     // Rule N4: the crate takes the minimum over live entries with a number; what is left without one
     // holds new files only, or nothing live.
     if list_entry.min_sequence_number == UNASSIGNED_SEQUENCE_NUMBER {
         list_entry.min_sequence_number = sequence_number;
     }
+    let values = entries.iter().map(|entry| entry.file.partition());
+    let fixed = holds_fixed(&types, values).then_some(fixed);
     let decoded = DecodedManifest::new(SpecId(spec_id), content, schema, entries);
-    Ok((list_entry, decoded))
+    Ok((list_entry, DecodedManifest { fixed, ..decoded }))
+}
+
+/// What the crate's writer is told beside the entries.
+struct Encoder<'a> {
+    path: &'a str,
+    version: FormatVersion,
+    content: ManifestContentType,
+    snapshot: SnapshotId,
+    sequence_number: i64,
+}
+
+impl Encoder<'_> {
+    fn write<'e>(
+        &self,
+        handle: &Handle,
+        file_io: &FileIO,
+        (schema, spec): (&SchemaRef, &PartitionSpec),
+        entries: impl Iterator<Item = Cow<'e, Entry>>,
+    ) -> Result<ManifestFile, TableError> {
+        let failed = |error: iceberg::Error| TableError::of_write(self.path, error);
+        let output = file_io.new_output(self.path).map_err(failed)?;
+        let builder = ManifestWriterBuilder::new(output, Some(self.snapshot.0), schema.clone(), spec.clone());
+        let mut writer = match (self.version, self.content) {
+            (FormatVersion::V3, ManifestContentType::Data) => builder.build_v3_data(),
+            (FormatVersion::V3, ManifestContentType::Deletes) => builder.build_v3_deletes(),
+            (FormatVersion::V1 | FormatVersion::V2, ManifestContentType::Data) => builder.build_v2_data(),
+            (FormatVersion::V1 | FormatVersion::V2, ManifestContentType::Deletes) => {
+                builder.build_v2_deletes()
+            }
+        };
+        for entry in entries {
+            let file = entry.file.as_ref().clone();
+            let file_sequence = Some(entry.file_sequence_number);
+            match entry.status {
+                ManifestStatus::Added if entry.sequence_number == self.sequence_number => {
+                    writer.add_file(file, INHERIT)
+                }
+                ManifestStatus::Added => writer.add_file(file, entry.sequence_number),
+                ManifestStatus::Existing => {
+                    writer.add_existing_file(file, entry.snapshot.0, entry.sequence_number, file_sequence)
+                }
+                ManifestStatus::Deleted => writer.add_delete_file(file, entry.sequence_number, file_sequence),
+            }
+            .map_err(|e| TableError::corrupt(&entry.fact.path, e))?;
+        }
+        handle.block_on(writer.write_manifest_file()).map_err(failed)
+    }
+
+    /// Written in memory with other types first, then with the header that it has to have.
+    fn write_special(
+        &self,
+        handle: &Handle,
+        file_io: &FileIO,
+        (schema, spec): (&SchemaRef, &PartitionSpec),
+        entries: &[Entry],
+        stand_ins: &StandIns,
+    ) -> Result<ManifestFile, TableError> {
+        let internal =
+            |e: &dyn std::fmt::Display| TableError::Internal(format!("{} was not written: {e}", self.path));
+        let given_schema = stand_ins.schema(schema).map_err(|e| internal(&e))?;
+        let given_spec = bound(spec, &given_schema).map_err(|e| internal(&e))?;
+        let mut given = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let file = Arc::new(stand_ins.given(&entry.file, spec.spec_id())?);
+            given.push(Cow::Owned(Entry { file, ..entry.clone() }));
+        }
+        let scratch = FileIO::new_with_memory();
+        let named = Encoder { path: SCRATCH, ..*self };
+        let list_entry = named.write(handle, &scratch, (&given_schema, &given_spec), given.into_iter())?;
+        let written = scratch.new_input(SCRATCH).map_err(|e| internal(&e))?;
+        let written = handle.block_on(written.read()).map_err(|e| internal(&e))?;
+        let bytes = stand_ins.real_file(&written, schema).map_err(|e| internal(&e))?;
+        let manifest_length = i64::try_from(bytes.len()).map_err(|e| internal(&e))?;
+        let failed = |error: iceberg::Error| TableError::of_write(self.path, error);
+        let output = file_io.new_output(self.path).map_err(failed)?;
+        handle.block_on(output.write(bytes.into())).map_err(failed)?;
+        Ok(ManifestFile { manifest_path: self.path.to_owned(), manifest_length, ..list_entry })
+    }
 }
 
 /// The schema to write a manifest of `spec` under: the current one where it can be, else the newest that
@@ -322,11 +417,11 @@ pub(super) fn header_schema<'a>(
 
 /// Partition type of `spec` under `schema`, when a manifest with both in its header could be read again.
 pub(super) fn partition_type(spec: &PartitionSpec, schema: &SchemaRef) -> Option<StructType> {
+    bound(spec, schema).and_then(|bound| bound.partition_type(schema)).ok()
+}
+
+/// `spec` on another schema.
+fn bound(spec: &PartitionSpec, schema: &SchemaRef) -> iceberg::Result<PartitionSpec> {
     let fields = spec.fields().iter().cloned().map(|field| field.into_unbound());
-    PartitionSpec::builder(schema.clone())
-        .with_spec_id(spec.spec_id())
-        .add_unbound_fields(fields)
-        .and_then(|builder| builder.build())
-        .and_then(|bound| bound.partition_type(schema))
-        .ok()
+    PartitionSpec::builder(schema.clone()).with_spec_id(spec.spec_id()).add_unbound_fields(fields)?.build()
 }

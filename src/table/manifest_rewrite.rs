@@ -21,6 +21,7 @@ use super::manifest_merge::{self, MergeSettings, MergeStep, carried_over};
 use super::manifests::{
     FileScope, ManifestFiles, ManifestStore, TableAccess, has_live_files, may_hold, on_blocking_thread,
 };
+use super::partition_form::{self, FixedForm};
 use super::row_ids;
 use super::snapshot_change::SnapshotChange;
 
@@ -265,11 +266,23 @@ impl ManifestMaker {
             .ok_or_else(|| {
                 invalid(format!("no schema of the table fits the partition values under spec {spec_id}"))
             })?;
+        let values = || by_partition.values().copied();
+        let types = manifest_codec::partition_type(spec, &schema);
+        let fixed = match self.store.fixed_form(&self.access) {
+            Some(form) => form,
+            None if types.is_none_or(|types| partition_form::holds_fixed(&types, values())) => {
+                return Err(TableError::Unsupported(
+                    "how this table's manifests have partition values of type fixed is not known".to_owned(),
+                ));
+            }
+            // All are null, or of other types.
+            None => FixedForm::Plain,
+        };
         let path = format!("{}/{}-m{}.avro", self.folder, self.run, self.named);
         self.named += 1;
         let version = metadata.format_version();
         let spec = spec.clone();
-        Ok(ManifestPlan { path, version, content, snapshot, sequence_number, spec, schema, entries })
+        Ok(ManifestPlan { path, version, content, snapshot, sequence_number, spec, schema, entries, fixed })
     }
 
     /// Writes manifests in parallel; list entries in the order of `plans`.

@@ -7,9 +7,9 @@
 //! [`ManifestStore::live_files`] opens the manifests whose partition summaries do not exclude the scope.
 //! Absent on purpose: encrypted manifests (rule L7), refused by name.
 
-use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::stream::{self, StreamExt, TryStreamExt};
 use iceberg::io::FileIO;
@@ -22,12 +22,14 @@ use mergeberg_kernel::ids::{SnapshotId, SpecId, TableName};
 use mergeberg_kernel::lineage::SnapshotFact;
 use mergeberg_kernel::partition::Partition;
 use mergeberg_kernel::record::RecordFinding;
+use uuid::Uuid;
 
 use super::error::TableError;
 use super::guard::guarded;
 use super::loaded::LoadedTable;
 use super::manifest_cache::{BoundedCache, Kind};
 use super::manifest_codec::{self, DecodedManifest, Entry};
+use super::partition_form::FixedForm;
 use super::partition_values::{ScopeIndex, SpecProbes};
 use super::row_ids;
 
@@ -105,6 +107,8 @@ struct Shared {
     cache: BoundedCache,
     lists_read: AtomicU64,
     manifests_read: AtomicU64,
+    /// By table uuid.
+    fixed_forms: Mutex<HashMap<Uuid, FixedForm>>,
 }
 
 impl ManifestStore {
@@ -115,6 +119,7 @@ impl ManifestStore {
                 cache: BoundedCache::new(max_bytes),
                 lists_read: AtomicU64::new(0),
                 manifests_read: AtomicU64::new(0),
+                fixed_forms: Mutex::default(),
             }),
         }
     }
@@ -301,17 +306,24 @@ impl ManifestStore {
             })?;
         let bytes = read(&access.file_io, path).await?;
         self.shared.manifests_read.fetch_add(1, Ordering::Relaxed);
-        let (job, of) = (file.clone(), spec.clone());
-        let manifest = on_blocking_thread(path, move || manifest_codec::decode(&job, bytes.as_ref(), &of))
-            .await?
-            .map_err(|error| match manifest_codec::undecoded_types(&access.metadata, &spec) {
-                Some(what) => TableError::Unsupported(format!(
-                    "{path} cannot be read: this release does not decode all partition values of type {what}; \
-                     publish to the table with its own engine"
-                )),
-                None => error,
-            })?;
+        let job = file.clone();
+        let manifest =
+            on_blocking_thread(path, move || manifest_codec::decode(&job, bytes.as_ref(), &spec)).await??;
+        if let Some(form) = manifest.fixed {
+            let mut forms = self.shared.fixed_forms.lock().unwrap_or_else(PoisonError::into_inner);
+            let known = forms.entry(access.metadata.uuid()).or_insert(form);
+            // Where Java writes, Java reads.
+            if form == FixedForm::WithLength {
+                *known = form;
+            }
+        }
         Ok(self.keep_manifest(path, manifest))
+    }
+
+    /// How a table's manifests have partition values of type `fixed`; `None` when none was read that has any.
+    pub(super) fn fixed_form(&self, access: &TableAccess) -> Option<FixedForm> {
+        let forms = self.shared.fixed_forms.lock().unwrap_or_else(PoisonError::into_inner);
+        forms.get(&access.metadata.uuid()).copied()
     }
 
     pub(super) fn cached_manifest(&self, path: &str) -> Option<Arc<DecodedManifest>> {

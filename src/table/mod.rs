@@ -1,6 +1,7 @@
 //! The only importer of iceberg: facts from metadata and manifests, the snapshot writer, catalogs.
 //! Nothing above it knows metadata files.
 
+mod avro_header;
 pub mod branch_writer;
 pub mod catalog;
 pub mod cleanup;
@@ -14,6 +15,7 @@ mod engine_tables_tests;
 pub mod error;
 pub mod evolve;
 pub mod facts_of;
+mod file_copy;
 mod guard;
 mod list_writer;
 pub mod loaded;
@@ -23,6 +25,7 @@ mod manifest_merge;
 mod manifest_rewrite;
 pub mod manifests;
 mod metadata_file;
+mod partition_form;
 mod partition_values;
 mod row_ids;
 mod row_shape;

@@ -7,9 +7,10 @@
 
 use std::sync::Arc;
 
-use iceberg::spec::{DataFile, DataFileBuilder, ManifestContentType, ManifestFile, ManifestStatus};
+use iceberg::spec::{DataFile, ManifestContentType, ManifestFile, ManifestStatus};
 
 use super::error::TableError;
+use super::file_copy;
 use super::manifest_codec::Entry;
 use super::manifest_rewrite::Author;
 use super::manifests::ManifestFiles;
@@ -92,33 +93,8 @@ pub(super) fn with_first_row_id(
     if file.first_row_id() == id {
         return Ok(file.clone());
     }
-    let mut builder = DataFileBuilder::default();
-    builder
-        .content(file.content_type())
-        .file_path(file.file_path().to_owned())
-        .file_format(file.file_format())
-        .partition(file.partition().clone())
-        .record_count(file.record_count())
-        .file_size_in_bytes(file.file_size_in_bytes())
-        .column_sizes(file.column_sizes().clone())
-        .value_counts(file.value_counts().clone())
-        .null_value_counts(file.null_value_counts().clone())
-        .nan_value_counts(file.nan_value_counts().clone())
-        .lower_bounds(file.lower_bounds().clone())
-        .upper_bounds(file.upper_bounds().clone())
-        .key_metadata(file.key_metadata().map(<[u8]>::to_vec))
-        .split_offsets(file.split_offsets().map(<[i64]>::to_vec))
-        .equality_ids(file.equality_ids())
-        .first_row_id(id)
-        .partition_spec_id(spec_id)
-        .referenced_data_file(file.referenced_data_file())
-        .content_offset(file.content_offset())
-        .content_size_in_bytes(file.content_size_in_bytes());
-    if let Some(order) = file.sort_order_id() {
-        builder.sort_order_id(order);
-    }
-    let renumbered = builder
-        .build()
-        .map_err(|e| TableError::Internal(format!("{} was not copied: {e}", file.file_path())))?;
+    let mut builder = file_copy::builder_of(file, spec_id);
+    builder.first_row_id(id);
+    let renumbered = file_copy::build(&builder, file)?;
     Ok(Arc::new(renumbered))
 }
