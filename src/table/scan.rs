@@ -10,9 +10,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use datafusion::arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
-use datafusion::arrow::compute::cast;
+use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::{Schema as ArrowSchema, SchemaRef as ArrowSchemaRef};
 use datafusion::arrow::error::ArrowError;
 use futures::stream::BoxStream;
@@ -21,7 +21,7 @@ use iceberg::Runtime;
 use iceberg::arrow::{ArrowReaderBuilder, ScanMetrics, schema_to_arrow_schema};
 use iceberg::io::FileIO;
 use iceberg::metadata_columns::RESERVED_FIELD_ID_FILE;
-use iceberg::scan::{ArrowRecordBatchStream, FileScanTask};
+use iceberg::scan::FileScanTask;
 use iceberg::spec::{
     DEFAULT_SCHEMA_NAME_MAPPING, DataFileFormat, Literal, NameMapping, NestedField, PartitionSpec,
     PartitionSpecRef, PrimitiveLiteral, PrimitiveType, Schema, SchemaRef, Struct, TableMetadataRef,
@@ -33,6 +33,8 @@ use super::deletes::{DeleteStore, KeySchema, RowFilter};
 use super::error::TableError;
 use super::loaded::LoadedTable;
 use super::manifests::LiveFile;
+use super::nested_columns::{NestedColumn, NestedReader, is_nested};
+use super::scan_columns::{ColumnStreams, wrong_shape};
 
 pub use super::deletes::{RowDifference, live_rows, row_difference};
 pub use super::scan_file::{FileGroup, ScanCounters, ScanFile};
@@ -175,39 +177,54 @@ impl RowReader {
         let compared = keys.columns.iter().copied().filter(|at| !columns.contains(at));
         let all: Vec<usize> = columns.iter().copied().chain(compared).collect();
         let arrow_schema = keys.arrow_schema.project(&all).map_err(|e| wrong_shape(&path, &e))?;
-        let mut ids = self.field_ids(&keys.schema, &all)?;
-        if ids.is_empty() {
+        let (nested, flat): (Vec<usize>, Vec<usize>) =
+            all.iter().partition(|at| keys.arrow_schema.fields().get(**at).is_some_and(|f| is_nested(f)));
+        let nested = nested_columns(&keys, &nested);
+        let mut ids = self.field_ids(&keys.schema, &flat)?;
+        if ids.is_empty() && nested.is_empty() {
             // Without a real column the reader would decode all of them.
-            ids.extend(self.schema.as_struct().fields().first().map(|field| field.id));
+            ids.extend(self.counted_column());
         }
         let partition = self.partition_constants(file, &keys.schema, &ids)?;
         // The crate's reader compares a file with the projection by position when both have as many
         // columns, and then takes a reordering for a renaming. One virtual column more sends every file
         // through its matching by field id.
         ids.push(RESERVED_FIELD_ID_FILE);
-        let task = FileScanTask::builder()
-            .with_file_size_in_bytes(file.file.file_size_in_bytes())
-            .with_start(0)
-            .with_length(0)
-            .with_record_count(Some(file.file.record_count()))
-            .with_data_file_path(path.to_string())
-            .with_data_file_format(file.file.file_format())
-            .with_schema(keys.schema)
-            .with_project_field_ids(ids)
-            .with_partition(partition.as_ref().map(|(_, tuple)| tuple.clone()))
-            .with_partition_spec(partition.map(|(spec, _)| spec))
-            .with_name_mapping(self.name_mapping.clone())
-            .with_case_sensitive(true)
-            .build();
+        // Where there is no column for it to read, it is not asked.
+        let task = (ids.len() > 1).then(|| {
+            FileScanTask::builder()
+                .with_file_size_in_bytes(file.file.file_size_in_bytes())
+                .with_start(0)
+                .with_length(0)
+                .with_record_count(Some(file.file.record_count()))
+                .with_data_file_path(path.to_string())
+                .with_data_file_format(file.file.file_format())
+                .with_schema(keys.schema)
+                .with_project_field_ids(ids)
+                .with_partition(partition.as_ref().map(|(_, tuple)| tuple.clone()))
+                .with_partition_spec(partition.map(|(spec, _)| spec))
+                .with_name_mapping(self.name_mapping.clone())
+                .with_case_sensitive(true)
+                .build()
+        });
         Ok(ReadPlan {
             path,
             file_io: self.file_io.clone(),
+            bytes: file.file.file_size_in_bytes(),
             task,
+            nested,
+            name_mapping: self.name_mapping.clone(),
             arrow_schema: Arc::new(arrow_schema),
             wanted: columns.len(),
             expected_rows: file.file.record_count(),
             counters: Arc::clone(counters),
         })
+    }
+
+    /// A column to count the rows of a file by: one that the crate reads whatever became of it.
+    fn counted_column(&self) -> Option<i32> {
+        let fields = self.schema.as_struct().fields();
+        fields.iter().find(|field| field.field_type.is_primitive()).map(|field| field.id)
     }
 
     fn field_ids(&self, schema: &Schema, columns: &[usize]) -> Result<Vec<i32>, TableError> {
@@ -277,14 +294,18 @@ fn promote(value: &Literal, to: Option<&Type>) -> Literal {
 
 /// Adds what one file cost to the scan's counters, also when the reader stops half-way.
 struct FileMeter {
-    metrics: ScanMetrics,
+    /// Of what the crate reads.
+    metrics: Option<ScanMetrics>,
+    /// Bytes of what is read beside it.
+    fetched: Arc<AtomicU64>,
     rows: u64,
     counters: Arc<ScanCounters>,
 }
 
 impl Drop for FileMeter {
     fn drop(&mut self) {
-        self.counters.count_read(self.rows, self.metrics.bytes_read());
+        let bytes = self.metrics.as_ref().map_or(0, ScanMetrics::bytes_read);
+        self.counters.count_read(self.rows, bytes + self.fetched.load(Ordering::Relaxed));
     }
 }
 
@@ -292,7 +313,12 @@ impl Drop for FileMeter {
 struct ReadPlan {
     path: Arc<str>,
     file_io: FileIO,
-    task: FileScanTask,
+    /// Size of the file.
+    bytes: u64,
+    /// What the crate reads: the flat columns, or one of them to count rows by.
+    task: Option<FileScanTask>,
+    nested: Vec<NestedColumn>,
+    name_mapping: Option<Arc<NameMapping>>,
     /// The columns that are read; of these the first `wanted` are given out.
     arrow_schema: ArrowSchemaRef,
     wanted: usize,
@@ -302,30 +328,55 @@ struct ReadPlan {
 
 impl ReadPlan {
     fn open(self, filter: Option<RowFilter>) -> Result<BatchStream, TableError> {
-        let Self { path, file_io, task, arrow_schema, wanted, expected_rows, counters } = self;
+        let Self {
+            path,
+            file_io,
+            bytes,
+            task,
+            nested,
+            name_mapping,
+            arrow_schema,
+            wanted,
+            expected_rows,
+            counters,
+        } = self;
         let failed = |e: &iceberg::Error| TableError::io(&path, e);
-        let runtime = Runtime::try_current().map_err(|e| failed(&e))?;
-        let scan = ArrowReaderBuilder::new(file_io.clone(), runtime)
-            .with_data_file_concurrency_limit(1)
-            .with_batch_size(BATCH_ROWS)
-            .build()
-            .read(futures::stream::iter([Ok(task)]).boxed())
-            .map_err(|e| failed(&e))?;
+        let mut metrics = None;
+        let mut flat = None;
+        if let Some(task) = task {
+            let runtime = Runtime::try_current().map_err(|e| failed(&e))?;
+            let scan = ArrowReaderBuilder::new(file_io.clone(), runtime)
+                .with_data_file_concurrency_limit(1)
+                .with_batch_size(BATCH_ROWS)
+                .build()
+                .read(futures::stream::iter([Ok(task)]).boxed())
+                .map_err(|e| failed(&e))?;
+            metrics = Some(scan.metrics().clone());
+            flat = Some(scan.stream());
+        }
         counters.count_file();
-        let meter = FileMeter { metrics: scan.metrics().clone(), rows: 0, counters };
-        let stream = scan.stream();
-        let state = ReadState { path, file_io, arrow_schema, wanted, expected_rows, stream, filter, meter };
-        Ok(futures::stream::try_unfold(state, ReadState::next).boxed())
+        let fetched = Arc::default();
+        let meter = FileMeter { metrics, fetched: Arc::clone(&fetched), rows: 0, counters };
+        let opened = async move {
+            let nested = if nested.is_empty() && flat.is_some() {
+                None
+            } else {
+                let mapping = name_mapping.as_deref();
+                Some(NestedReader::open(&file_io, &path, bytes, nested, mapping, BATCH_ROWS, fetched).await?)
+            };
+            let columns = ColumnStreams::new(Arc::clone(&path), file_io, flat, nested, arrow_schema);
+            let state = ReadState { path, wanted, expected_rows, columns, filter, meter };
+            Ok(futures::stream::try_unfold(state, ReadState::next))
+        };
+        Ok(futures::stream::once(opened).try_flatten().boxed())
     }
 }
 
 struct ReadState {
     path: Arc<str>,
-    file_io: FileIO,
-    arrow_schema: ArrowSchemaRef,
     wanted: usize,
     expected_rows: u64,
-    stream: ArrowRecordBatchStream,
+    columns: ColumnStreams,
     filter: Option<RowFilter>,
     meter: FileMeter,
 }
@@ -333,15 +384,14 @@ struct ReadState {
 impl ReadState {
     async fn next(mut self) -> Result<Option<(RecordBatch, Self)>, TableError> {
         loop {
-            match self.stream.next().await {
-                Some(Ok(batch)) => {
+            match self.columns.next().await? {
+                Some(batch) => {
                     self.meter.rows += batch.num_rows() as u64;
-                    let batch = self.meant(&batch).map_err(|e| wrong_shape(&self.path, &e))?;
+                    let batch = self.meant(batch).map_err(|e| wrong_shape(&self.path, &e))?;
                     if batch.num_rows() > 0 {
                         return Ok(Some((batch, self)));
                     }
                 }
-                Some(Err(e)) => return Err(TableError::of_read(&self.file_io, &self.path, e).await),
                 // Counted before any row is left out.
                 None if self.meter.rows == self.expected_rows => return Ok(None),
                 None => {
@@ -354,31 +404,21 @@ impl ReadState {
     }
 
     /// The rows that are meant, in the wanted columns.
-    fn meant(&mut self, batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
-        let batch = shape(batch, &self.arrow_schema)?;
+    fn meant(&mut self, batch: RecordBatch) -> Result<RecordBatch, ArrowError> {
         let Some(filter) = &mut self.filter else { return Ok(batch) };
         let wanted: Vec<usize> = (0..self.wanted).collect();
         filter.apply(&batch)?.project(&wanted)
     }
 }
 
-/// The first columns of `batch` with exactly the types of `schema`: partition constants come run-length
-/// encoded, and the virtual column at the end goes.
-fn shape(batch: &RecordBatch, schema: &ArrowSchemaRef) -> Result<RecordBatch, ArrowError> {
-    let mut columns: Vec<ArrayRef> = Vec::with_capacity(schema.fields().len());
-    for (field, column) in schema.fields().iter().zip(batch.columns()) {
-        columns.push(if field.data_type() == column.data_type() {
-            Arc::clone(column)
-        } else {
-            cast(column, field.data_type())?
-        });
-    }
-    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-    RecordBatch::try_new_with_options(Arc::clone(schema), columns, &options)
-}
-
-fn wrong_shape(path: &str, error: &ArrowError) -> TableError {
-    TableError::corrupt(path, format!("its columns do not fit the table's schema: {error}"))
+/// The nested ones of the columns at these places.
+fn nested_columns(keys: &KeySchema, places: &[usize]) -> Vec<NestedColumn> {
+    let (fields, targets) = (keys.schema.as_struct().fields(), keys.arrow_schema.fields());
+    let column = |at: &usize| {
+        let (field, target) = (Arc::clone(fields.get(*at)?), Arc::clone(targets.get(*at)?));
+        Some(NestedColumn { field, target })
+    };
+    places.iter().filter_map(column).collect()
 }
 
 fn unreadable_schema(schema_id: SchemaId, error: &iceberg::Error) -> TableError {
