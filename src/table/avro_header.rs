@@ -9,11 +9,13 @@ const SYNC_BYTES: usize = 16;
 /// Entries of the metadata map; engines write about ten.
 const MAX_ENTRIES: usize = 1024;
 
+type Bytes<'a> = Cow<'a, [u8]>;
+
 /// A container file, split behind its metadata.
 #[derive(Debug)]
 pub(super) struct AvroFile<'a> {
     /// In file order.
-    metadata: Vec<(Cow<'a, [u8]>, Cow<'a, [u8]>)>,
+    metadata: Vec<(Bytes<'a>, Bytes<'a>)>,
     /// Sync marker and data blocks, as they are.
     rest: &'a [u8],
 }

@@ -218,7 +218,7 @@ fn micros_for_96_bits(metadata: ArrowReaderMetadata) -> Result<ArrowReaderMetada
         return Ok(metadata);
     }
     let schema = Schema::new_with_metadata(
-        metadata.schema().fields().iter().map(|field| in_micros(field)).collect::<Fields>(),
+        metadata.schema().fields().iter().map(in_micros).collect::<Fields>(),
         metadata.schema().metadata().clone(),
     );
     let options = ArrowReaderOptions::new().with_schema(Arc::new(schema));

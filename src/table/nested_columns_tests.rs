@@ -125,10 +125,13 @@ impl Random {
             Kind::Decimal(9) if self.below(2) == 0 => Kind::Decimal(12 + self.below(10) as u32),
             Kind::Date if self.below(2) == 0 => Kind::Timestamp,
             Kind::Struct(fields) => {
-                let mut fields: Vec<Column> = fields
-                    .iter()
-                    .filter_map(|field| (self.below(4) > 0).then(|| self.evolved(field, depth - 1)))
-                    .collect();
+                let mut kept = Vec::new();
+                for field in fields {
+                    if self.below(4) > 0 {
+                        kept.push(self.evolved(field, depth - 1));
+                    }
+                }
+                let mut fields = kept;
                 for _ in 0..self.below(3) {
                     fields.push(self.column(depth - 1));
                 }

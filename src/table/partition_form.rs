@@ -352,3 +352,7 @@ fn is_special(value_type: &Type) -> bool {
         )
     )
 }
+
+#[cfg(test)]
+#[path = "partition_form_tests.rs"]
+mod tests;
