@@ -136,7 +136,9 @@ impl<'a> After<'a> {
         match self.spark.ask(&self.house, op, arguments) {
             Ok(answer) => Some(answer),
             Err(error) => {
-                self.refusals.push(error);
+                if !self.refusals.contains(&error) {
+                    self.refusals.push(error);
+                }
                 None
             }
         }
