@@ -42,6 +42,9 @@ const TELLING: [&str; 8] = [
 /// These are rebased where every change of the target counts.
 const REBASED: &str = "pyiceberg-overwrite-dynamic-identity-v2-append-same";
 
+/// Spark has no type for its nanoseconds.
+const NOT_READ_BY_SPARK: &str = "flink-types-v3";
+
 const STEPS: [&str; 6] = [
     "reads it",
     "`expire_snapshots`, `remove_orphan_files`",
@@ -360,14 +363,14 @@ async fn after_a_landing_spark_goes_on_with_the_table() {
         Some("1") => true,
         Some(part) => table.contains(part),
     };
-    let tables: Vec<String> = with_branch().filter(chosen).collect();
+    let tables = with_branch().filter(|table| table != NOT_READ_BY_SPARK && chosen(table));
     let mut landed = 0;
     let mut done = [0; STEPS.len()];
     let mut others = String::new();
     let mut failed = Vec::new();
-    for table in &tables {
+    for table in tables {
         let went = async {
-            let after = After::landing(table, &mut spark).await?;
+            let after = After::landing(&table, &mut spark).await?;
             Some(after.run().await)
         };
         let found = match AssertUnwindSafe(went).catch_unwind().await {
