@@ -158,9 +158,6 @@ reasons! {
     EqualityDeletes, "equality-deletes",
         "The branch deletes by value, and the target got rows since that these deletes could hit.",
         "Set `equality-deletes = \"serial-upsert\"` in the class if they may; else write the branch again from the target's head.";
-    DeleteFilesUnsupported, "delete-files-unsupported",
-        "Row-level delete files stand in the way of an operation that this release cannot run over them.",
-        "Compact the partition first, so that its deletes are applied, and enqueue it again.";
     OverlappingSpecs, "overlapping-specs",
         "A partition to replace holds files of another partition spec.",
         "Rewrite the partition under the current spec first.";

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use iceberg::spec::{DataFile, DataFileBuilder};
+use iceberg::spec::DataFile;
 use uuid::Uuid;
 
 use super::data_files::{NewDataFile, data_folder};
 use super::error::TableError;
+use super::file_copy::{build, builder_of};
 use super::loaded::LoadedTable;
 use super::manifest_codec::file_fact;
 use super::manifests::LiveFile;
@@ -28,8 +29,7 @@ pub async fn copy_data_file(table: &LoadedTable, file: &LiveFile) -> Result<NewD
         }
         return Err(error);
     }
-    let copied = described(&file.file, &path, file.spec_id.0)
-        .map_err(|e| TableError::Internal(format!("{}: {e}", file.fact.path)))?;
+    let copied = described(&file.file, &path, file.spec_id.0)?;
     Ok(NewDataFile {
         fact: file_fact(&copied, Arc::clone(&file.fact.partition)).map_err(TableError::Internal)?,
         file: Arc::new(copied),
@@ -58,25 +58,8 @@ async fn copy(table: &LoadedTable, from: &str, to: &str) -> Result<(), TableErro
 }
 
 /// The same description under the new path. Row ids (format v3) are the old place's: it gets new ones.
-fn described(file: &DataFile, path: &str, spec_id: i32) -> Result<DataFile, String> {
-    let mut builder = DataFileBuilder::default();
-    builder
-        .content(file.content_type())
-        .file_path(path.to_owned())
-        .file_format(file.file_format())
-        .partition(file.partition().clone())
-        .partition_spec_id(spec_id)
-        .record_count(file.record_count())
-        .file_size_in_bytes(file.file_size_in_bytes())
-        .column_sizes(file.column_sizes().clone())
-        .value_counts(file.value_counts().clone())
-        .null_value_counts(file.null_value_counts().clone())
-        .nan_value_counts(file.nan_value_counts().clone())
-        .lower_bounds(file.lower_bounds().clone())
-        .upper_bounds(file.upper_bounds().clone())
-        .split_offsets(file.split_offsets().map(<[i64]>::to_vec));
-    if let Some(order) = file.sort_order_id() {
-        builder.sort_order_id(order);
-    }
-    builder.build().map_err(|e| e.to_string())
+fn described(file: &DataFile, path: &str, spec_id: i32) -> Result<DataFile, TableError> {
+    let mut builder = builder_of(file, spec_id);
+    builder.file_path(path.to_owned()).first_row_id(None);
+    build(&builder, file)
 }
