@@ -12,7 +12,7 @@ pub enum CheckResult {
     Failed {
         code: ReasonCode,
     },
-    /// Nothing is known: infrastructure, overflow, delete files in scope. Never a pass.
+    /// Nothing is known: infrastructure, overflow, delete files that cannot be read. Never a pass.
     CouldNotRun {
         error: String,
     },
