@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use super::error::TableError;
 use super::loaded::LoadedTable;
-use super::manifests::{ManifestFiles, ManifestStore, TableAccess};
+use super::local;
+use super::manifests::{ManifestFiles, ManifestStore, TableAccess, on_blocking_thread};
 
 /// Requests to storage that are open at the same time.
 const PARALLEL_REQUESTS: usize = 16;
@@ -48,7 +49,19 @@ pub async fn missing_files(
     paths: impl IntoIterator<Item = Arc<str>>,
 ) -> Result<Vec<Arc<str>>, TableError> {
     let file_io = &table.file_io;
-    let missing: Vec<Option<Arc<str>>> = stream::iter(paths)
+    let (local, remote): (Vec<Arc<str>>, Vec<Arc<str>>) =
+        paths.into_iter().partition(|path| local::path_of(path).is_some());
+    let looked_for = on_blocking_thread("data files", move || -> Result<Vec<Arc<str>>, TableError> {
+        let mut missing = Vec::new();
+        for path in local {
+            if !local::exists(&path)? {
+                missing.push(path);
+            }
+        }
+        Ok(missing)
+    });
+    let mut all_missing = looked_for.await??;
+    let missing: Vec<Option<Arc<str>>> = stream::iter(remote)
         .map(|path| async move {
             let exists = file_io.exists(&path).await.map_err(|e| TableError::io(&path, e))?;
             Ok::<_, TableError>((!exists).then_some(path))
@@ -56,7 +69,8 @@ pub async fn missing_files(
         .buffered(PARALLEL_REQUESTS)
         .try_collect()
         .await?;
-    Ok(missing.into_iter().flatten().collect())
+    all_missing.extend(missing.into_iter().flatten());
+    Ok(all_missing)
 }
 
 /// Deletes the files of dropped candidates. `table` must have been loaded after they were dropped.

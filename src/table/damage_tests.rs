@@ -10,6 +10,7 @@ use iceberg::io::FileIO;
 use iceberg::spec::{FormatVersion, ManifestContentType, ManifestFile, PartitionSpec};
 use mergeberg_kernel::ids::TableName;
 
+use super::super::avro::header_cache::HeaderCache;
 use super::super::loaded::LoadedTable;
 use super::super::manifest_codec;
 use super::decode_list;
@@ -120,7 +121,9 @@ fn damaged_metadata_is_an_error() {
 fn damaged_manifest_lists_are_errors() {
     for version in [FormatVersion::V2, FormatVersion::V3] {
         // Only lists start with this.
-        try_damaged(".avro", |bytes| decode_list("file:///list.avro", bytes, version).is_ok());
+        try_damaged(".avro", |bytes| {
+            decode_list("file:///list.avro", bytes, version, &HeaderCache::default()).is_ok()
+        });
     }
 }
 
@@ -145,5 +148,7 @@ fn damaged_manifests_are_errors() {
         key_metadata: None,
         first_row_id: None,
     };
-    try_damaged("0.avro", |bytes| manifest_codec::decode(&file, bytes, &spec).is_ok());
+    try_damaged("0.avro", |bytes| {
+        manifest_codec::decode(&file, bytes, &spec, &HeaderCache::default()).is_ok()
+    });
 }

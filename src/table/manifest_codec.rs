@@ -12,14 +12,16 @@ use iceberg::io::FileIO;
 use iceberg::metadata_columns::RESERVED_FIELD_ID_DELETE_FILE_PATH;
 use iceberg::spec::{
     DataContentType, DataFile, DataFileFormat, Datum, FormatVersion, Manifest, ManifestContentType,
-    ManifestEntry, ManifestFile, ManifestStatus, ManifestWriterBuilder, PartitionSpec, PartitionSpecRef,
-    PrimitiveLiteral, SchemaRef, Struct, StructType, TableMetadata, UNASSIGNED_SEQUENCE_NUMBER,
+    ManifestFile, ManifestStatus, ManifestWriterBuilder, PartitionSpec, PartitionSpecRef, PrimitiveLiteral,
+    SchemaRef, Struct, StructType, TableMetadata, UNASSIGNED_SEQUENCE_NUMBER,
 };
 use mergeberg_kernel::change::{DeleteKey, FileContent, FileFact};
 use mergeberg_kernel::ids::{SnapshotId, SpecId};
 use mergeberg_kernel::partition::Partition;
 use tokio::runtime::Handle;
 
+use super::avro::header_cache::HeaderCache;
+use super::avro::{self, DecodedEntries, RawEntry, Unusual};
 use super::error::TableError;
 use super::guard::guarded;
 use super::partition_form::{FixedForm, Special, StandIns, has_fixed, holds_fixed};
@@ -116,29 +118,31 @@ pub(super) fn decode(
     file: &ManifestFile,
     bytes: &[u8],
     spec: &PartitionSpec,
+    headers: &HeaderCache,
 ) -> Result<DecodedManifest, TableError> {
     let path = file.manifest_path.as_str();
     // The tuples are read with the types of the manifest's own header, not of the current schema.
-    let Parsed { entries: parsed, schema, types, fixed } = parse(path, bytes, file.partition_spec_id)?;
+    let Parsed { entries: parsed, schema, types, fixed } =
+        parse(path, bytes, file.partition_spec_id, headers)?;
     let mut interner = PartitionInterner::new(spec, &types);
     let mut entries = Vec::with_capacity(parsed.len());
     for entry in parsed {
         let corrupt = |message: String| TableError::corrupt(path, message);
-        let partition = interner.intern(entry.data_file.partition()).map_err(corrupt)?;
+        let partition = interner.intern(entry.file.partition()).map_err(corrupt)?;
         let (sequence_number, file_sequence_number) = resolve_sequence_numbers(
             entry.status,
             entry.sequence_number,
             entry.file_sequence_number,
             file.sequence_number,
         )
-        .ok_or_else(|| corrupt(format!("{} has no sequence number", entry.data_file.file_path())))?;
+        .ok_or_else(|| corrupt(format!("{} has no sequence number", entry.file.file_path())))?;
         entries.push(Entry {
             status: entry.status,
             snapshot: SnapshotId(entry.snapshot_id.unwrap_or(file.added_snapshot_id)),
             sequence_number,
             file_sequence_number,
-            fact: file_fact(&entry.data_file, partition).map_err(corrupt)?,
-            file: Arc::new(entry.data_file),
+            fact: file_fact(&entry.file, partition).map_err(corrupt)?,
+            file: Arc::new(entry.file),
         });
     }
     let spec_id = SpecId(file.partition_spec_id);
@@ -146,34 +150,48 @@ pub(super) fn decode(
     Ok(DecodedManifest { fixed, ..decoded })
 }
 
-/// A manifest as the crate gives it, with the types that its header has.
+/// A manifest as it is written, with the types that its header has.
 struct Parsed {
-    entries: Vec<ManifestEntry>,
+    entries: Vec<RawEntry>,
     schema: SchemaRef,
-    types: StructType,
+    types: Arc<StructType>,
     fixed: Option<FixedForm>,
 }
 
-fn parse(path: &str, bytes: &[u8], spec_id: i32) -> Result<Parsed, TableError> {
+fn parse(path: &str, bytes: &[u8], spec_id: i32, headers: &HeaderCache) -> Result<Parsed, TableError> {
+    match avro::decode_manifest(bytes, headers) {
+        Ok(DecodedEntries { header, entries }) => Ok(Parsed {
+            entries,
+            schema: Arc::clone(&header.schema),
+            types: Arc::clone(&header.types),
+            fixed: None,
+        }),
+        Err(Unusual) => parse_unusual(path, bytes, spec_id),
+    }
+}
+
+/// As the crate reads it.
+fn parse_unusual(path: &str, bytes: &[u8], spec_id: i32) -> Result<Parsed, TableError> {
     let corrupt = |e: &dyn std::fmt::Display| TableError::corrupt(path, e);
     let crate_entries = |bytes: &[u8]| -> Result<_, TableError> {
         let (entries, header) = guarded(path, || Manifest::parse_avro(bytes))?.into_parts();
-        let entries: Vec<ManifestEntry> = entries.into_iter().map(Arc::unwrap_or_clone).collect();
+        let entries: Vec<RawEntry> =
+            entries.into_iter().map(|entry| RawEntry::from(Arc::unwrap_or_clone(entry))).collect();
         Ok((entries, header))
     };
     let Some(special) = Special::of(bytes).map_err(|e| corrupt(&e))? else {
         let (entries, header) = crate_entries(bytes)?;
         let schema = header.schema().clone();
         let types = header.partition_spec().partition_type(&schema).map_err(|e| corrupt(&e))?;
-        return Ok(Parsed { entries, schema, types, fixed: None });
+        return Ok(Parsed { entries, schema, types: Arc::new(types), fixed: None });
     };
-    let in_form = |form: FixedForm| -> Result<Vec<ManifestEntry>, TableError> {
+    let in_form = |form: FixedForm| -> Result<Vec<RawEntry>, TableError> {
         let Some((stand_ins, given)) = special.given(bytes, form).map_err(|e| corrupt(&e))? else {
             return Ok(crate_entries(bytes)?.0);
         };
         let (mut entries, _) = crate_entries(&given)?;
         for entry in &mut entries {
-            entry.data_file = stand_ins.real(&entry.data_file, spec_id)?;
+            entry.file = stand_ins.real(&entry.file, spec_id)?;
         }
         Ok(entries)
     };
@@ -183,9 +201,9 @@ fn parse(path: &str, bytes: &[u8], spec_id: i32) -> Result<Parsed, TableError> {
         Err(_) if has_fixed(&special.types) => (in_form(FixedForm::WithLength)?, FixedForm::WithLength),
         Err(error) => return Err(error),
     };
-    let values = || entries.iter().map(|entry| entry.data_file.partition());
+    let values = || entries.iter().map(|entry| entry.file.partition());
     let fixed = holds_fixed(&special.types, values()).then_some(form);
-    Ok(Parsed { entries, schema: special.schema, types: special.types, fixed })
+    Ok(Parsed { entries, schema: special.schema, types: Arc::new(special.types), fixed })
 }
 
 /// ADDED entries inherit from the manifest list; files of format v1 have sequence number 0.

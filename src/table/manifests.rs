@@ -24,9 +24,12 @@ use mergeberg_kernel::partition::Partition;
 use mergeberg_kernel::record::RecordFinding;
 use uuid::Uuid;
 
+use super::avro::header_cache::HeaderCache;
+use super::avro::{self, Unusual};
 use super::error::TableError;
 use super::guard::guarded;
 use super::loaded::LoadedTable;
+use super::local;
 use super::manifest_cache::{BoundedCache, Kind};
 use super::manifest_codec::{self, DecodedManifest, Entry};
 use super::partition_form::FixedForm;
@@ -35,6 +38,8 @@ use super::row_ids;
 
 /// Manifests read and decoded at the same time, for one question.
 const PARALLEL_LOADS: usize = 8;
+/// Entries that are looked through on the spot: going to another thread takes longer.
+const MAX_ENTRIES_INLINE: usize = 256;
 /// Memory of one entry of a manifest list, in bytes; an estimate that errs upwards.
 const LIST_ENTRY_BYTES: usize = 600;
 /// Memory of one file in a change set, in bytes.
@@ -107,6 +112,7 @@ struct Shared {
     cache: BoundedCache,
     lists_read: AtomicU64,
     manifests_read: AtomicU64,
+    headers: HeaderCache,
     /// By table uuid.
     fixed_forms: Mutex<HashMap<Uuid, FixedForm>>,
 }
@@ -119,6 +125,7 @@ impl ManifestStore {
                 cache: BoundedCache::new(max_bytes),
                 lists_read: AtomicU64::new(0),
                 manifests_read: AtomicU64::new(0),
+                headers: HeaderCache::default(),
                 fixed_forms: Mutex::default(),
             }),
         }
@@ -148,12 +155,22 @@ impl ManifestStore {
         {
             return Ok(known);
         }
-        let (_, manifests) = self.written_by(&TableAccess::of(table), snapshot).await?;
-        let (fact, name) = (snapshot.clone(), table.facts.name.clone());
-        let change =
-            on_blocking_thread(&snapshot.manifest_list, move || change_set(&fact, &name, &manifests))
-                .await
-                .map(Arc::new)?;
+        let (access, fact, name) = (TableAccess::of(table), snapshot.clone(), table.facts.name.clone());
+        let change = if local::path_of(&snapshot.manifest_list).is_some() {
+            // All at once on one thread: sources are many and small.
+            let store = self.clone();
+            on_blocking_thread(&snapshot.manifest_list, move || {
+                let list = store.list_now(&access, &fact.manifest_list)?;
+                let own = list.iter().filter(|m| m.added_snapshot_id == fact.id.0);
+                let manifests = own.map(|m| store.manifest_now(&access, m)).collect::<Result<Vec<_>, _>>()?;
+                Ok::<_, TableError>(change_set(&fact, &name, &manifests))
+            })
+            .await??
+        } else {
+            let (_, manifests) = self.written_by(&access, snapshot).await?;
+            on_blocking_thread(&snapshot.manifest_list, move || change_set(&fact, &name, &manifests)).await?
+        };
+        let change = Arc::new(change);
         let files = change.added.len()
             + change.removed.len()
             + change.added_deletes.len()
@@ -169,29 +186,21 @@ impl ManifestStore {
         table: &LoadedTable,
         snapshot: &SnapshotFact,
     ) -> Result<Vec<LiveFile>, TableError> {
-        self.added_of(ManifestContentType::Data, table, snapshot).await
+        Ok(self.added(table, snapshot).await?.data)
     }
 
-    /// The delete files that `snapshot` added, in the order of its manifests.
-    pub async fn added_deletes(
-        &self,
-        table: &LoadedTable,
-        snapshot: &SnapshotFact,
-    ) -> Result<Vec<LiveFile>, TableError> {
-        self.added_of(ManifestContentType::Deletes, table, snapshot).await
-    }
-
-    async fn added_of(
-        &self,
-        content: ManifestContentType,
-        table: &LoadedTable,
-        snapshot: &SnapshotFact,
-    ) -> Result<Vec<LiveFile>, TableError> {
+    /// The data and delete files that `snapshot` added, in the order of its manifests.
+    pub async fn added(&self, table: &LoadedTable, snapshot: &SnapshotFact) -> Result<LiveFiles, TableError> {
         let (listed, manifests) = self.written_by(&TableAccess::of(table), snapshot).await?;
-        let id = snapshot.id;
-        on_blocking_thread(&snapshot.manifest_list, move || {
-            let mut files = Vec::new();
-            for (file, manifest) in listed.iter().zip(&manifests).filter(|(m, _)| m.content == content) {
+        let (id, path) = (snapshot.id, snapshot.manifest_list.as_str());
+        let entries: usize = manifests.iter().map(|manifest| manifest.entries.len()).sum();
+        let work = move || {
+            let mut added = LiveFiles::default();
+            for (file, manifest) in listed.iter().zip(&manifests) {
+                let files = match manifest.content {
+                    ManifestContentType::Data => &mut added.data,
+                    ManifestContentType::Deletes => &mut added.deletes,
+                };
                 let ids = row_ids::first_row_ids(file, &manifest.entries)?;
                 for (entry, first_row_id) in manifest.entries.iter().zip(ids) {
                     if entry.status == ManifestStatus::Added && entry.snapshot == id {
@@ -199,9 +208,9 @@ impl ManifestStore {
                     }
                 }
             }
-            Ok(files)
-        })
-        .await?
+            Ok(added)
+        };
+        if entries <= MAX_ENTRIES_INLINE { work() } else { on_blocking_thread(path, work).await? }
     }
 
     /// The files that are live in `snapshot` and lie in `scope`.
@@ -262,11 +271,30 @@ impl ManifestStore {
         if let Some(list) = self.shared.cache.get::<ManifestFiles>(Kind::List, path) {
             return Ok(list);
         }
+        let (store, job, owned) = (self.clone(), access.clone(), path.to_owned());
+        if local::path_of(path).is_some() {
+            return on_blocking_thread(path, move || store.list_now(&job, &owned)).await?;
+        }
         let bytes = read(&access.file_io, path).await?;
+        on_blocking_thread(path, move || store.decoded_list(&job, &owned, bytes.as_ref())).await?
+    }
+
+    /// As [`Self::list`], of a table on this machine. Blocks.
+    fn list_now(&self, access: &TableAccess, path: &str) -> Result<Arc<ManifestFiles>, TableError> {
+        match self.shared.cache.get::<ManifestFiles>(Kind::List, path) {
+            Some(list) => Ok(list),
+            None => self.decoded_list(access, path, &local::read(path)?),
+        }
+    }
+
+    fn decoded_list(
+        &self,
+        access: &TableAccess,
+        path: &str,
+        bytes: &[u8],
+    ) -> Result<Arc<ManifestFiles>, TableError> {
         self.shared.lists_read.fetch_add(1, Ordering::Relaxed);
-        let version = access.metadata.format_version();
-        let owned = path.to_owned();
-        let list = on_blocking_thread(path, move || decode_list(&owned, bytes.as_ref(), version)).await??;
+        let list = decode_list(path, bytes, access.metadata.format_version(), &self.shared.headers)?;
         Ok(self.keep_list(path, list))
     }
 
@@ -292,23 +320,43 @@ impl ManifestStore {
         if let Some(manifest) = self.cached_manifest(path) {
             return Ok(manifest);
         }
-        if file.key_metadata.is_some() {
-            return Err(TableError::Unsupported(format!(
-                "{path} is encrypted, which this release does not read; decrypt the table first"
-            )));
+        let (store, job, named) = (self.clone(), access.clone(), Arc::clone(&file));
+        if local::path_of(path).is_some() {
+            return on_blocking_thread(path, move || store.manifest_now(&job, &named)).await?;
         }
-        let spec =
-            access.metadata.partition_spec_by_id(file.partition_spec_id).cloned().ok_or_else(|| {
-                TableError::corrupt(
-                    path,
-                    format!("partition spec {} is not in the table", file.partition_spec_id),
-                )
-            })?;
+        refuse_encrypted(&file)?;
         let bytes = read(&access.file_io, path).await?;
+        on_blocking_thread(path, move || store.decoded_manifest(&job, &named, bytes.as_ref())).await?
+    }
+
+    /// As [`Self::manifest`], of a table on this machine. Blocks.
+    fn manifest_now(
+        &self,
+        access: &TableAccess,
+        file: &ManifestFile,
+    ) -> Result<Arc<DecodedManifest>, TableError> {
+        if let Some(manifest) = self.cached_manifest(&file.manifest_path) {
+            return Ok(manifest);
+        }
+        refuse_encrypted(file)?;
+        self.decoded_manifest(access, file, &local::read(&file.manifest_path)?)
+    }
+
+    fn decoded_manifest(
+        &self,
+        access: &TableAccess,
+        file: &ManifestFile,
+        bytes: &[u8],
+    ) -> Result<Arc<DecodedManifest>, TableError> {
+        let path = file.manifest_path.as_str();
+        let spec = access.metadata.partition_spec_by_id(file.partition_spec_id).ok_or_else(|| {
+            TableError::corrupt(
+                path,
+                format!("partition spec {} is not in the table", file.partition_spec_id),
+            )
+        })?;
         self.shared.manifests_read.fetch_add(1, Ordering::Relaxed);
-        let job = file.clone();
-        let manifest =
-            on_blocking_thread(path, move || manifest_codec::decode(&job, bytes.as_ref(), &spec)).await??;
+        let manifest = manifest_codec::decode(file, bytes, spec, &self.shared.headers)?;
         if let Some(form) = manifest.fixed {
             let mut forms = self.shared.fixed_forms.lock().unwrap_or_else(PoisonError::into_inner);
             let known = forms.entry(access.metadata.uuid()).or_insert(form);
@@ -354,6 +402,16 @@ impl ManifestStore {
     }
 }
 
+fn refuse_encrypted(file: &ManifestFile) -> Result<(), TableError> {
+    match file.key_metadata {
+        None => Ok(()),
+        Some(_) => Err(TableError::Unsupported(format!(
+            "{} is encrypted, which this release does not read; decrypt the table first",
+            file.manifest_path
+        ))),
+    }
+}
+
 async fn read(file_io: &FileIO, path: &str) -> Result<impl AsRef<[u8]> + Send + 'static, TableError> {
     let input = file_io.new_input(path).map_err(|e| TableError::io(path, e))?;
     match input.read().await {
@@ -370,7 +428,24 @@ pub(super) async fn on_blocking_thread<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(|e| TableError::of_join(path, e))
 }
 
-fn decode_list(path: &str, bytes: &[u8], version: FormatVersion) -> Result<ManifestFiles, TableError> {
+fn decode_list(
+    path: &str,
+    bytes: &[u8],
+    version: FormatVersion,
+    headers: &HeaderCache,
+) -> Result<ManifestFiles, TableError> {
+    match avro::decode_list(bytes, headers) {
+        Ok(list) => Ok(list.into_iter().map(Arc::new).collect()),
+        Err(Unusual) => decode_unusual_list(path, bytes, version),
+    }
+}
+
+/// As the crate reads it.
+fn decode_unusual_list(
+    path: &str,
+    bytes: &[u8],
+    version: FormatVersion,
+) -> Result<ManifestFiles, TableError> {
     // A table that was upgraded keeps the lists of its old snapshots as they are.
     let older = [FormatVersion::V2, FormatVersion::V1].into_iter().filter(|older| *older < version);
     let read = |version| guarded(path, || ManifestList::parse_with_version(bytes, version));

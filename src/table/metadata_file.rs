@@ -129,7 +129,7 @@ fn next_version(current: &str) -> u64 {
 }
 
 /// The path behind a location: `file:///p`, `file:/p` or `/p`.
-fn local_path(location: &str) -> Result<PathBuf, MetadataFileError> {
+pub(super) fn local_path(location: &str) -> Result<PathBuf, MetadataFileError> {
     let path =
         location.strip_prefix("file://").or_else(|| location.strip_prefix("file:")).unwrap_or(location);
     if !path.starts_with('/') {

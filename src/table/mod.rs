@@ -1,7 +1,7 @@
 //! The only importer of iceberg: facts from metadata and manifests, the snapshot writer, catalogs.
 //! Nothing above it knows metadata files.
 
-mod avro_header;
+mod avro;
 pub mod branch_writer;
 pub mod catalog;
 pub mod cleanup;
@@ -19,6 +19,7 @@ mod file_copy;
 mod guard;
 mod list_writer;
 pub mod loaded;
+mod local;
 mod manifest_cache;
 mod manifest_codec;
 mod manifest_merge;

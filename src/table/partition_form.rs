@@ -20,7 +20,7 @@ use iceberg::spec::{
 };
 use serde_json::{Map, Value, json};
 
-use super::avro_header::AvroFile;
+use super::avro::header::AvroFile;
 use super::error::TableError;
 use super::file_copy;
 

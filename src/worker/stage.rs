@@ -272,8 +272,7 @@ impl Worker {
                     format!("snapshot {} is not in the table any more", change.snapshot),
                 )));
             };
-            let data = self.store.added_files(&gathered.table, source).await?;
-            let deletes = self.store.added_deletes(&gathered.table, source).await?;
+            let LiveFiles { data, deletes } = self.store.added(&gathered.table, source).await?;
             let kept = |file: LiveFile| picked(file, source, base_sequence);
             let mut write = SnapshotChange {
                 id: self.fresh_id(gathered, taken_ids),

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 const MAGIC: &[u8; 4] = b"Obj\x01";
 /// Bytes of the marker between blocks.
-const SYNC_BYTES: usize = 16;
+pub(super) const SYNC_BYTES: usize = 16;
 /// Entries of the metadata map; engines write about ten.
 const MAX_ENTRIES: usize = 1024;
 
@@ -13,7 +13,7 @@ type Bytes<'a> = Cow<'a, [u8]>;
 
 /// A container file, split behind its metadata.
 #[derive(Debug)]
-pub(super) struct AvroFile<'a> {
+pub(in crate::table) struct AvroFile<'a> {
     /// In file order.
     metadata: Vec<(Bytes<'a>, Bytes<'a>)>,
     /// Sync marker and data blocks, as they are.
@@ -54,6 +54,11 @@ impl<'a> AvroFile<'a> {
         if let Some((_, old)) = self.metadata.iter_mut().find(|(k, _)| k.as_ref() == key.as_bytes()) {
             *old = Cow::Owned(value);
         }
+    }
+
+    /// Sync marker and data blocks.
+    pub fn rest(&self) -> &'a [u8] {
+        self.rest
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {
