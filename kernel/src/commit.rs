@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::facts::RefFact;
 use crate::ids::{RefName, SchemaId, SnapshotId, SortOrderId, SpecId, TableUuid};
+use crate::lineage::SnapshotFact;
 
 /// Why a commit depends on a ref: a failed requirement then says which outcome it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +51,24 @@ pub struct NewSnapshot {
     pub summary: BTreeMap<String, String>,
     /// Format v3 only.
     pub row_range: Option<RowRange>,
+}
+
+impl NewSnapshot {
+    /// The snapshot as the metadata will list it.
+    pub fn fact(&self) -> SnapshotFact {
+        let mut summary = self.summary.clone();
+        summary.remove("operation");
+        SnapshotFact {
+            id: self.id,
+            parent: self.parent,
+            sequence_number: self.sequence_number,
+            timestamp_ms: self.timestamp_ms,
+            schema_id: Some(self.schema_id),
+            manifest_list: self.manifest_list.clone(),
+            label: self.label.clone(),
+            summary,
+        }
+    }
 }
 
 /// Row ids that a snapshot takes (table spec, "Row Lineage").

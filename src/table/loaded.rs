@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use iceberg::io::FileIO;
 use iceberg::spec::{PrimitiveType, TableMetadata, TableMetadataRef};
+use mergeberg_kernel::commit::NewSnapshot;
 use mergeberg_kernel::facts::{RefFact, TableFacts};
 use mergeberg_kernel::ids::{RefName, SnapshotId, TableName};
 use serde_json::Value;
@@ -75,6 +76,16 @@ impl LoadedTable {
             document: Arc::new(document),
             file_io,
         })
+    }
+
+    /// This table with candidates that are written and not staged yet, for reading them. Refs and everything
+    /// else are as they were.
+    pub fn with_candidates(&self, candidates: &[NewSnapshot]) -> Self {
+        let mut table = self.clone();
+        for candidate in candidates {
+            table.facts.snapshots.insert(candidate.fact());
+        }
+        table
     }
 
     /// The table after a commit on this one, before it is written. The crate must read the new document as

@@ -1,5 +1,6 @@
 //! The checks of a train: which check looks at which cars, and what their evidence speaks for.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -11,7 +12,7 @@ use mergeberg_kernel::verdict::TrainEvidence;
 
 use super::context::Worker;
 use super::gather::Gathered;
-use super::stage::Candidates;
+use super::stage::{Candidates, changes_of};
 use crate::table::catalog::{Catalog, CatalogError};
 use crate::table::loaded::LoadedTable;
 use crate::validate::{CarView, TableResolver, TrainView, builtin};
@@ -37,62 +38,62 @@ impl TableResolver for Heads<'_> {
     }
 }
 
+/// What is asked of the checks: every car of a train, and the checks that its class declares.
+pub(super) struct Asked {
+    cars: Vec<CarView>,
+    checks: Vec<BTreeSet<String>>,
+}
+
+impl Asked {
+    pub fn of(candidates: &Candidates) -> Self {
+        let cars = candidates.cars.iter().map(|car| CarView {
+            request: car.car.request,
+            candidates: car.candidates.clone(),
+            parent: car.parent,
+            only_adds: car.only_adds,
+            touched: car.touched.iter().cloned().collect(),
+            written: changes_of(&car.car.classification.units).filter_map(|c| c.schema_id).collect(),
+        });
+        let checks = candidates.cars.iter().map(|car| car.car.class.checks.iter().cloned().collect());
+        Self { cars: cars.collect(), checks: checks.collect() }
+    }
+}
+
 impl Worker {
-    /// Runs lineage, schema and every declared check; one entry for each evidence, with its requests.
+    /// Runs lineage, schema and every declared check; one entry for each evidence, with its requests. The
+    /// candidates have to be in `table`. Reads only, so it may be dropped at any point.
     pub(super) async fn gather_evidence(
         &self,
         gathered: &Gathered,
-        staged: &LoadedTable,
-        candidates: &Candidates,
+        table: &LoadedTable,
+        asked: &Asked,
     ) -> Vec<TrainEvidence> {
-        let cars: Vec<CarView> = candidates
-            .cars
-            .iter()
-            .map(|car| CarView {
-                request: car.car.request,
-                candidates: car.candidates.clone(),
-                parent: car.parent,
-                only_adds: car.only_adds,
-                touched: car.touched.iter().cloned().collect(),
-                written: car
-                    .car
-                    .classification
-                    .units
-                    .iter()
-                    .flat_map(|u| &u.changes)
-                    .filter_map(|c| c.schema_id)
-                    .collect(),
-            })
-            .collect();
+        let cars = &asked.cars;
         let policy = &gathered.policy_digest;
         let mut all = Vec::new();
 
         for (at, car) in cars.iter().enumerate() {
-            if let Some(evidence) = builtin::lineage(&staged.facts, gathered.head, &cars, at, policy) {
+            if let Some(evidence) = builtin::lineage(&table.facts, gathered.head, cars, at, policy) {
                 all.push(TrainEvidence { requests: vec![car.request], evidence });
             }
-            if let Some(evidence) = builtin::schema(&staged.facts, car, policy) {
+            if let Some(evidence) = builtin::schema(&table.facts, car, policy) {
                 all.push(TrainEvidence { requests: vec![car.request], evidence });
             }
         }
 
         let resolver = Heads(&*self.catalog);
         let view = TrainView {
-            table: staged,
+            table,
             store: &self.store,
             base: gathered.head,
-            cars: &cars,
+            cars,
             files: self.policies.path(),
             tables: &resolver,
         };
         for check in &gathered.policy.checks {
-            let selected: Vec<usize> = candidates
-                .cars
-                .iter()
-                .enumerate()
-                .filter(|(_, car)| car.car.class.checks.contains(&check.id))
-                .map(|(at, _)| at)
-                .collect();
+            let asks = |checks: &BTreeSet<String>| checks.contains(&check.id);
+            let selected: Vec<usize> =
+                (0..).zip(&asked.checks).filter(|(_, c)| asks(c)).map(|(at, _)| at).collect();
             if !selected.is_empty() {
                 all.extend(self.run_check(gathered, view, check, &selected).await);
             }

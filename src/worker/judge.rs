@@ -1,7 +1,6 @@
 //! Step 5 of the protocol: evidence under the candidates' own ids, and who leaves the train for it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use mergeberg_kernel::ids::{RequestId, SnapshotId};
 use mergeberg_kernel::reason::ReasonCode;
@@ -9,14 +8,15 @@ use mergeberg_kernel::state::{RequestEvent, RequestState};
 use mergeberg_kernel::verdict::{Eviction, TrainDecision, TrainEvidence, decide};
 use serde_json::{Value, json};
 
+use super::check::Asked;
 use super::context::Worker;
 use super::error::WorkerError;
 use super::gather::Gathered;
 use super::protocol::Train;
 use super::stage::Candidates;
+use super::staging::Staged;
 use super::step::{Step, reached};
 use crate::ledger::{Change, RequestRow};
-use crate::table::loaded::LoadedTable;
 
 /// Times that a check that could not run is tried before its request waits for an operator.
 pub(super) const MAX_CHECK_TRIES: u64 = 3;
@@ -34,14 +34,48 @@ pub(super) enum Checked {
 }
 
 impl Worker {
-    /// Runs the checks on the candidates and records the evidence. Those who fail leave the train.
-    pub(super) async fn check(
+    /// Stages the train, and runs its checks meanwhile: the candidates' ids and files are fixed once they are
+    /// written, and both wait for storage most of their time. Nothing is recorded before the train is known to
+    /// be staged; what was found of candidates that had to be written again is thrown away.
+    pub(super) async fn stage_and_check(
         &self,
         train: &Train,
-        staged: &Arc<LoadedTable>,
+        candidates: &mut Candidates,
+    ) -> Result<(Staged, Vec<TrainEvidence>), WorkerError> {
+        let asked = Asked::of(candidates);
+        let early = train.gathered.table.with_candidates(&candidates.snapshots);
+        let checks = self.gather_evidence(&train.gathered, &early, &asked);
+        tokio::pin!(checks);
+        let mut found = None;
+        let staged = {
+            let staging = self.stage(train, candidates);
+            tokio::pin!(staging);
+            loop {
+                tokio::select! {
+                    staged = &mut staging => break staged?,
+                    evidence = &mut checks, if found.is_none() => found = Some(evidence),
+                }
+            }
+        };
+        let evidence = match (&staged, found) {
+            // Whoever stages it next has it checked.
+            (Staged::Lost { .. }, _) => Vec::new(),
+            (Staged::Applied(table), _) if candidates.rewritten => {
+                self.gather_evidence(&train.gathered, table, &asked).await
+            }
+            (Staged::Applied(_), Some(evidence)) => evidence,
+            (Staged::Applied(_), None) => checks.await,
+        };
+        Ok((staged, evidence))
+    }
+
+    /// Records the evidence. Those who fail leave the train.
+    pub(super) async fn judge(
+        &self,
+        train: &Train,
         candidates: &Candidates,
+        evidence: Vec<TrainEvidence>,
     ) -> Result<Checked, WorkerError> {
-        let evidence = self.gather_evidence(&train.gathered, staged, candidates).await;
         let rows: Vec<_> = evidence.iter().map(|e| (e.requests.clone(), e.evidence.clone())).collect();
         self.ledger.record_evidence(&train.id, &rows, self.now_ms()).await?;
         reached(Step::EvidenceRecorded);

@@ -4,8 +4,9 @@
 //! 2. Candidate files. Nobody can reach them; a crash leaves files only.
 //! 3. The train's row in the ledger, before the catalog hears of it: a successor finds the temporary branch
 //!    by that row and removes it.
-//! 4. The staging commit: all candidates under one temporary branch, on conditions (rule L1).
-//! 5. Evidence, under the candidates' own ids.
+//! 4. The staging commit: all candidates under one temporary branch, on conditions (rule L1). The checks read
+//!    the candidates' files meanwhile.
+//! 5. Evidence, under the candidates' own ids; it is written only when staging is known to have applied.
 //! 6. The intent, under `epoch = mine`, only when staging is known to have applied (rule L2) and passing
 //!    evidence stands under exactly those ids (promise 2). One open intent a target.
 //! 7. The landing commit. Its fence is the temporary branch: whoever removes that forbids the landing.
@@ -138,7 +139,8 @@ impl Worker {
         let train = Train { epoch, id, fence, gathered };
         self.record_train(&train, &candidates).await?;
         reached(Step::TrainRecorded);
-        let staged = match self.stage(&train, &mut candidates).await? {
+        let (staged, evidence) = self.stage_and_check(&train, &mut candidates).await?;
+        let staged = match staged {
             Staged::Applied(table) => table,
             Staged::Lost { again } => {
                 progress.changed |= again;
@@ -146,11 +148,11 @@ impl Worker {
             }
         };
         reached(Step::Staged);
-        laps.done("staged");
+        laps.done("staged and checked");
 
-        match self.check(&train, &staged, &candidates).await? {
+        match self.judge(&train, &candidates, evidence).await? {
             Checked::Passed(required) => {
-                laps.done("checked");
+                laps.done("judged");
                 progress.add(self.land(&train, staged, candidates, required).await?);
             }
             Checked::Evicted => {

@@ -62,6 +62,8 @@ pub(super) struct Candidates {
     changes: Vec<SnapshotChange>,
     /// The snapshot that they are stacked on.
     start: Option<SnapshotId>,
+    /// They were written again: what was read of them before says nothing.
+    pub rewritten: bool,
 }
 
 impl Candidates {
@@ -186,7 +188,15 @@ impl Worker {
         };
         let mut written = writer.written_files().clone();
         written.data_files.extend(new_files);
-        Ok(Staging::Ready(Candidates { cars: staged, snapshots, tail, written, changes, start }))
+        Ok(Staging::Ready(Candidates {
+            cars: staged,
+            snapshots,
+            tail,
+            written,
+            changes,
+            start,
+            rewritten: false,
+        }))
     }
 
     /// Writes the same candidates again, under the same ids, on the table as it is now: another branch took
@@ -200,6 +210,7 @@ impl Worker {
         if candidates.changes.is_empty() {
             return Ok(WrittenFiles::default());
         }
+        candidates.rewritten = true;
         let start = candidates.start.and_then(|id| now.facts.snapshots.get(id));
         let mut writer = SnapshotWriter::on(&self.store, now, start).await?;
         candidates.snapshots = writer.add_all(candidates.changes.clone()).await?;
@@ -459,7 +470,7 @@ fn picked(file: LiveFile, source: &SnapshotFact, base_sequence: i64) -> AddedFil
     AddedFile { sequence_number, ..AddedFile::from(file) }
 }
 
-fn changes_of(units: &[Unit]) -> impl Iterator<Item = &ChangeSet> {
+pub(super) fn changes_of(units: &[Unit]) -> impl Iterator<Item = &ChangeSet> {
     units.iter().flat_map(|unit| unit.changes.iter().map(AsRef::as_ref))
 }
 

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use mergeberg_kernel::commit::{NewSnapshot, RowRange, Update};
 use mergeberg_kernel::facts::{LogEntry, RefFact, RefKind, TableFacts};
 use mergeberg_kernel::ids::{RefName, SnapshotId};
-use mergeberg_kernel::lineage::SnapshotFact;
 use serde_json::{Map, Value, json};
 
 use super::raw::{RawObject, array, elements, quote};
@@ -128,20 +127,9 @@ impl Edit {
             return Err(DocumentError::UnknownParent { snapshot: new.id, parent });
         }
         self.take_row_ids(new)?;
-        let mut summary = new.summary.clone();
-        summary.remove("operation");
         Arc::make_mut(&mut self.document.snapshots)
             .push(Element { snapshot: new.id, text: Arc::from(snapshot_json(new)) });
-        self.facts.snapshots.insert(SnapshotFact {
-            id: new.id,
-            parent: new.parent,
-            sequence_number: new.sequence_number,
-            timestamp_ms: new.timestamp_ms,
-            schema_id: Some(new.schema_id),
-            manifest_list: new.manifest_list.clone(),
-            label: new.label.clone(),
-            summary,
-        });
+        self.facts.snapshots.insert(new.fact());
         self.facts.last_sequence_number = new.sequence_number;
         self.newest_added_ms = self.newest_added_ms.max(new.timestamp_ms);
         Ok(())
