@@ -78,12 +78,16 @@ impl LoadedTable {
         })
     }
 
-    /// This table with candidates that are written and not staged yet, for reading them. Refs and everything
-    /// else are as they were.
+    /// This table with candidates that are written and not staged yet, as if they were: to read them and to
+    /// write on them. Refs are as they were.
     pub fn with_candidates(&self, candidates: &[NewSnapshot]) -> Self {
         let mut table = self.clone();
         for candidate in candidates {
             table.facts.snapshots.insert(candidate.fact());
+            table.facts.last_sequence_number = candidate.sequence_number;
+            if let Some(range) = candidate.row_range {
+                table.facts.next_row_id = range.end();
+            }
         }
         table
     }

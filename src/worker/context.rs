@@ -1,11 +1,13 @@
 //! What a worker works with. Time, ids and randomness come in here and nowhere else.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use mergeberg_kernel::change::RewriteProof;
 use mergeberg_kernel::ids::{QueueId, RefName, SnapshotId, TableName, TableUuid, TrainId};
 
+use super::ahead::Ahead;
 use super::losses::Losses;
 use crate::config::PolicyFolder;
 use crate::ledger::Ledger;
@@ -38,6 +40,8 @@ pub struct Worker {
     pub holder: String,
     pub(super) proofs: Mutex<HashMap<SnapshotId, RewriteProof>>,
     pub(super) losses: Mutex<Losses>,
+    pub(super) ahead: Mutex<Ahead>,
+    pub(super) from_ahead: AtomicU64,
 }
 
 /// The requests of one target of one table, in one lane.
@@ -71,11 +75,18 @@ impl Worker {
             holder,
             proofs: Mutex::default(),
             losses: Mutex::default(),
+            ahead: Mutex::default(),
+            from_ahead: AtomicU64::new(0),
         }
     }
 
     pub fn now_ms(&self) -> i64 {
         (self.clock)()
+    }
+
+    /// Trains whose files were written while the train before was under way.
+    pub fn trains_from_ahead(&self) -> u64 {
+        self.from_ahead.load(Ordering::Relaxed)
     }
 
     /// A train id that is never used twice: time in milliseconds and 64 random bits.

@@ -3,7 +3,8 @@
 //! One leader a ledger; inside it one lane a (table, target), tables side by side. A tick takes no input and may run twice.
 //! `protocol.rs` holds the order of writes.
 
-pub mod check;
+pub mod ahead;
+mod check;
 pub mod context;
 pub mod error;
 pub mod foreign;

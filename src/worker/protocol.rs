@@ -22,14 +22,16 @@ use std::time::{Duration, Instant};
 use mergeberg_kernel::admission::{TargetPlan, plan_train};
 use mergeberg_kernel::ids::{Epoch, RefName, TrainId};
 
+use super::ahead::Prospect;
 use super::context::{Lane, Worker, temporary_ref};
 use super::error::WorkerError;
 use super::gather::Gathered;
 use super::judge::Checked;
 use super::landing::tag_name;
-use super::stage::Staging;
+use super::stage::{Candidates, Staging};
 use super::staging::Staged;
 use super::step::{Step, reached};
+use super::structure::Structures;
 
 /// Times that a commit is sent again because another branch of the table was written meanwhile.
 pub(super) const MAX_POINTER_RETRIES: u32 = 30;
@@ -94,7 +96,12 @@ impl std::fmt::Display for Laps {
 
 impl Worker {
     /// Plans one train and carries it through. Everything before is gathered, nothing after is left open.
-    pub(super) async fn run_train(&self, epoch: Epoch, gathered: Gathered) -> Result<Progress, WorkerError> {
+    pub(super) async fn run_train(
+        &self,
+        epoch: Epoch,
+        gathered: Gathered,
+        structures: &Structures,
+    ) -> Result<Progress, WorkerError> {
         let mut laps = Laps::start();
         let mut plan = plan_train(
             &gathered.requests,
@@ -120,7 +127,12 @@ impl Worker {
         self.admit(epoch, &id, &plan.cars).await?;
         reached(Step::Admitted);
 
-        let mut candidates = match self.write_candidates(&gathered, plan.cars.clone()).await {
+        let written = match self.taken_over(&gathered, &plan.cars).await {
+            Ok(Some(candidates)) => Ok(Staging::Ready(candidates)),
+            Ok(None) => self.write_candidates(&gathered, plan.cars.clone()).await,
+            Err(error) => Err(error),
+        };
+        let candidates = match written {
             Ok(Staging::Ready(candidates)) => candidates,
             Ok(Staging::Failed(failures)) => {
                 self.refuse_failed(epoch, &plan.cars, &failures).await?;
@@ -139,7 +151,23 @@ impl Worker {
         let train = Train { epoch, id, fence, gathered };
         self.record_train(&train, &candidates).await?;
         reached(Step::TrainRecorded);
-        let (staged, evidence) = self.stage_and_check(&train, &mut candidates).await?;
+        // What follows waits for storage and catalog; meanwhile the files of the next train are written.
+        let prospect = Prospect::behind(&train, &candidates);
+        let (carried, ()) =
+            tokio::join!(self.carry(&train, candidates, laps), self.write_ahead(prospect, structures));
+        progress.add(carried?);
+        Ok(progress)
+    }
+
+    /// From a written train to its receipt.
+    async fn carry(
+        &self,
+        train: &Train,
+        mut candidates: Candidates,
+        mut laps: Laps,
+    ) -> Result<Progress, WorkerError> {
+        let mut progress = Progress::default();
+        let (staged, evidence) = self.stage_and_check(train, &mut candidates).await?;
         let staged = match staged {
             Staged::Applied(table) => table,
             Staged::Lost { again } => {
@@ -150,13 +178,13 @@ impl Worker {
         reached(Step::Staged);
         laps.done("staged and checked");
 
-        match self.judge(&train, &candidates, evidence).await? {
+        match self.judge(train, &candidates, evidence).await? {
             Checked::Passed(required) => {
                 laps.done("judged");
-                progress.add(self.land(&train, staged, candidates, required).await?);
+                progress.add(self.land(train, staged, candidates, required).await?);
             }
             Checked::Evicted => {
-                self.drop_train(&train, &candidates).await?;
+                self.drop_train(train, &candidates).await?;
                 reached(Step::TrainDropped);
                 progress.changed = true;
             }

@@ -62,6 +62,7 @@ impl Worker {
         let Some(epoch) = self.wait_for_lead(options, &mut stop).await? else { return Ok(Ended::Stopped) };
         tracing::info!(epoch = %epoch, holder = %self.holder, "leading");
         let result = self.lead_on(epoch, options, &mut stop, &mut watcher).await;
+        self.discard_all_ahead().await;
         // Whoever comes next need not wait for the lease.
         self.ledger.release(epoch).await?;
         result

@@ -223,7 +223,7 @@ impl Worker {
     }
 
     /// Rule R10: every file that is published again is looked for right before staging.
-    async fn missing_of(
+    pub(super) async fn missing_of(
         &self,
         gathered: &Gathered,
         cars: &[Car],

@@ -234,7 +234,7 @@ fn written_json(candidates: &Candidates) -> Result<Value, WorkerError> {
 }
 
 /// Is everything that the candidates were planned on as it was?
-fn same_ground(gathered: &Gathered, now: &LoadedTable) -> bool {
+pub(super) fn same_ground(gathered: &Gathered, now: &LoadedTable) -> bool {
     let (planned, now) = (&gathered.table.facts, &now.facts);
     now.uuid == planned.uuid
         && now.head(&gathered.lane.target) == gathered.head

@@ -93,7 +93,12 @@ impl Worker {
         let mut progress = Progress::default();
         let mut failed = None;
         for lane in &work.open {
-            match self.tick_lane(epoch, lane, &policies.for_table(&lane.table)).await {
+            let ticked = self.tick_lane(epoch, lane, &policies.for_table(&lane.table)).await;
+            if !matches!(&ticked, Ok(made) if made.changed) {
+                // Nothing follows at once that could use it.
+                self.discard_ahead(self.take_ahead(lane)).await;
+            }
+            match ticked {
                 Ok(made) => progress.add(made),
                 Err(error) if is_retried(&error) => {
                     tracing::warn!(table = %lane.table, target = %lane.target, "{error}");
@@ -190,7 +195,8 @@ impl Worker {
         // A train waits for the disk most of its time; meanwhile the sources of the next one are read.
         let table = Arc::clone(&gathered.table);
         let next = std::mem::take(&mut gathered.next_sources);
-        let (progress, ()) = tokio::join!(self.run_train(epoch, gathered), self.read_ahead(&table, &next));
+        let (progress, ()) =
+            tokio::join!(self.run_train(epoch, gathered, &structures), self.read_ahead(&table, &next));
         progress
     }
 

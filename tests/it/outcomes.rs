@@ -39,7 +39,7 @@ async fn house_with_one() -> (House, RequestId) {
 
 impl House {
     /// A stranger's append, as something that a script can do.
-    fn stranger_appends(&self, name: &'static str, id: i64, day: u32) -> BoxFuture<'static, ()> {
+    pub fn stranger_appends(&self, name: &'static str, id: i64, day: u32) -> BoxFuture<'static, ()> {
         use mergeberg::table::branch_writer::{BranchWrite, BranchWriter, Removal};
         let writer = BranchWriter {
             catalog: Arc::clone(&self.catalog) as Arc<dyn Catalog>,

@@ -1,0 +1,202 @@
+//! The next train's files, written while this one is staged, checked and landed.
+//!
+//! A landing waits for storage and catalog most of its time, and the next train cannot be staged before it is
+//! over; but its files can be written, if one knows on what it will stand. So the table is looked at as if
+//! the train under way had landed already, and what would be the next train gets its files.
+//!
+//! Nothing is decided ahead and nothing recorded. The next look at the table plans on what is there then; the
+//! files serve only when that plan has the same cars on the same ground, and are deleted otherwise. Only what
+//! is picked is written ahead: running operations again is too much work for a guess.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use mergeberg_kernel::admission::{Car, CarAction, TargetPlan, plan_train};
+use mergeberg_kernel::facts::{RefFact, RefKind};
+use mergeberg_kernel::ids::{RefName, RequestId, SnapshotId, TableUuid};
+use mergeberg_kernel::policy::TablePolicy;
+use mergeberg_kernel::unit::UnitKind;
+
+use super::context::{Lane, Worker, lock};
+use super::error::WorkerError;
+use super::gather::Gathered;
+use super::protocol::Train;
+use super::stage::{Candidates, Staging};
+use super::staging::same_ground;
+use super::structure::Structures;
+use crate::ledger::RequestRow;
+use crate::table::loaded::LoadedTable;
+
+/// What the next train could be planned from, once the train under way has landed.
+pub(super) struct Prospect {
+    lane: Lane,
+    table: Arc<LoadedTable>,
+    policy: Arc<TablePolicy>,
+    rows: Vec<RequestRow>,
+}
+
+/// A train whose files are written, and what they were written for.
+pub(super) struct WrittenAhead {
+    gathered: Gathered,
+    cars: Vec<Car>,
+    candidates: Candidates,
+}
+
+impl Prospect {
+    /// `None` when nothing waits behind this train.
+    pub fn behind(train: &Train, candidates: &Candidates) -> Option<Self> {
+        let Gathered { lane, policy, rows, table, .. } = &train.gathered;
+        let aboard: BTreeSet<RequestId> = candidates.requests().collect();
+        let rows: Vec<RequestRow> = rows.iter().filter(|row| !aboard.contains(&row.id)).cloned().collect();
+        if rows.is_empty() {
+            return None;
+        }
+        let (lane, policy) = (lane.clone(), Arc::clone(policy));
+        let table = Arc::new(as_if_landed(table, &lane, candidates));
+        Some(Self { lane, table, policy, rows })
+    }
+}
+
+/// The table as the landing of this train would leave it.
+fn as_if_landed(table: &LoadedTable, lane: &Lane, candidates: &Candidates) -> LoadedTable {
+    let mut table = table.with_candidates(&candidates.snapshots);
+    let facts = &mut table.facts;
+    for car in candidates.cars.iter().filter(|staged| staged.car.drop_source) {
+        facts.refs.remove(&car.car.source);
+    }
+    match facts.refs.get_mut(&lane.target) {
+        Some(target) => target.snapshot_id = candidates.tail,
+        None => {
+            let kind = RefKind::Branch { min_snapshots_to_keep: None, max_snapshot_age_ms: None };
+            let (name, snapshot_id) = (lane.target.clone(), candidates.tail);
+            let target = RefFact { name: name.clone(), snapshot_id, kind, max_ref_age_ms: None };
+            facts.refs.insert(name, target);
+        }
+    }
+    table
+}
+
+impl Worker {
+    /// Writes the files of what would be the next train. Any trouble is met again, and told, when that train
+    /// is really due.
+    pub(super) async fn write_ahead(&self, prospect: Option<Prospect>, structures: &Structures) {
+        let Some(Prospect { lane, table, policy, rows }) = prospect else { return };
+        let key = (lane.uuid.clone(), lane.target.clone());
+        match self.written_ahead(&lane, table, policy, rows, structures).await {
+            Ok(Some(written)) => {
+                let unused = lock(&self.ahead).insert(key, written);
+                self.discard_ahead(unused).await;
+            }
+            Ok(None) => {}
+            Err(error) => tracing::debug!(table = %lane.table, "nothing is written ahead: {error}"),
+        }
+    }
+
+    async fn written_ahead(
+        &self,
+        lane: &Lane,
+        table: Arc<LoadedTable>,
+        policy: Arc<TablePolicy>,
+        rows: Vec<RequestRow>,
+        structures: &Structures,
+    ) -> Result<Option<WrittenAhead>, WorkerError> {
+        let gathered = self.gather(lane, table, policy, rows, structures).await?;
+        let plan = plan_train(
+            &gathered.requests,
+            &TargetPlan {
+                head: gathered.head,
+                published: &gathered.published,
+                protected: &gathered.protected,
+                now_ms: self.now_ms(),
+                fast_forward_allowed: gathered.all_fresh,
+            },
+        );
+        if plan.cars.is_empty() || plan.cars.iter().any(|car| car.action != CarAction::Pick) {
+            return Ok(None);
+        }
+        match self.write_candidates(&gathered, plan.cars.clone()).await? {
+            Staging::Ready(candidates) => Ok(Some(WrittenAhead { gathered, cars: plan.cars, candidates })),
+            Staging::Failed(_) => Ok(None),
+        }
+    }
+
+    /// The candidates of this plan, if they were written ahead; what does not fit is deleted.
+    pub(super) async fn taken_over(
+        &self,
+        gathered: &Gathered,
+        cars: &[Car],
+    ) -> Result<Option<Candidates>, WorkerError> {
+        let Some(ahead) = self.take_ahead(&gathered.lane) else { return Ok(None) };
+        // Rule R10: looked for again, right before staging.
+        let fits = ahead.fits(gathered, cars) && self.missing_of(gathered, cars).await?.is_empty();
+        if !fits {
+            tracing::debug!(table = %gathered.lane.table, "another train than was written ahead");
+            self.discard_ahead(Some(ahead)).await;
+            return Ok(None);
+        }
+        let mut candidates = ahead.candidates;
+        for (staged, car) in candidates.cars.iter_mut().zip(cars) {
+            staged.car = car.clone();
+        }
+        self.from_ahead.fetch_add(1, Ordering::Relaxed);
+        restamp(&mut candidates, &gathered.table, self.now_ms());
+        Ok(Some(candidates))
+    }
+
+    pub(super) fn take_ahead(&self, lane: &Lane) -> Option<WrittenAhead> {
+        lock(&self.ahead).remove(&(lane.uuid.clone(), lane.target.clone()))
+    }
+
+    pub(super) async fn discard_ahead(&self, ahead: Option<WrittenAhead>) {
+        if let Some(WrittenAhead { gathered, candidates, .. }) = ahead {
+            self.delete_written(&gathered.lane, &candidates).await;
+        }
+    }
+
+    /// Everything that was written ahead and will not be used, when the worker ends.
+    pub(super) async fn discard_all_ahead(&self) {
+        let all = std::mem::take(&mut *lock(&self.ahead));
+        for ahead in all.into_values() {
+            self.discard_ahead(Some(ahead)).await;
+        }
+    }
+}
+
+impl WrittenAhead {
+    /// Is this the very train that the files were written for?
+    fn fits(&self, gathered: &Gathered, cars: &[Car]) -> bool {
+        let (planned, now) = (&self.gathered.table.facts, &gathered.table.facts);
+        self.gathered.head == gathered.head
+            && same_ground(&self.gathered, &gathered.table)
+            && planned.location == now.location
+            && planned.last_sequence_number == now.last_sequence_number
+            && planned.next_row_id == now.next_row_id
+            && self.cars.len() == cars.len()
+            && self.cars.iter().zip(cars).all(|(written, car)| same_files(written, car))
+    }
+}
+
+/// Are the snapshots of both cars the same, but for their time?
+fn same_files(one: &Car, other: &Car) -> bool {
+    let units = |car: &Car| -> Vec<(UnitKind, Vec<SnapshotId>)> {
+        car.classification.units.iter().map(|unit| (unit.kind.clone(), unit.snapshots().collect())).collect()
+    };
+    one.request == other.request
+        && one.pinned == other.pinned
+        && one.source == other.source
+        && one.action == other.action
+        && units(one) == units(other)
+}
+
+/// Rule N3: no snapshot is older than the metadata that it is added to. Its time stands in the metadata alone.
+fn restamp(candidates: &mut Candidates, table: &LoadedTable, now_ms: i64) {
+    let mut last_ms = table.facts.last_updated_ms;
+    for snapshot in &mut candidates.snapshots {
+        snapshot.timestamp_ms = snapshot.timestamp_ms.max(now_ms).max(last_ms.saturating_add(1));
+        last_ms = snapshot.timestamp_ms;
+    }
+}
+
+/// By table uuid and target.
+pub(super) type Ahead = HashMap<(TableUuid, RefName), WrittenAhead>;
