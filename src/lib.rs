@@ -10,6 +10,7 @@ pub mod ledger;
 mod near;
 pub mod replay;
 pub mod report;
+pub mod secret;
 pub mod table;
 pub mod validate;
 pub mod worker;

@@ -120,6 +120,9 @@ async fn create(
                 .with_next(format!("look with `mergeberg branch list --table {}`", args.table)));
             }
             CommitOutcome::Refused(error) => return Err(error.into()),
+            CommitOutcome::Unexplained(message) => {
+                return Err(UserError::new(ReasonCode::CatalogRefused, message));
+            }
             CommitOutcome::TableChanged(message) => {
                 return Err(UserError::new(ReasonCode::TableReplaced, message));
             }

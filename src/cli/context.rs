@@ -8,11 +8,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use mergeberg_kernel::ids::Principal;
 use tokio::sync::OnceCell;
 
-use crate::config::{Config, PolicyFolder};
+use crate::config::{CatalogPlace, Config, PolicyFolder, SqlPlace};
 use crate::error::UserError;
 use crate::ledger::Ledger;
-use crate::table::catalog::Catalog;
-use crate::table::sql_catalog::{Clock, SqlCatalog};
+use crate::table::catalog::{Catalog, Clock};
+use crate::table::rest_catalog::RestCatalog;
+use crate::table::sql_catalog::SqlCatalog;
 
 /// Who acts, when no argument says so.
 pub const ENV_PRINCIPAL: &str = "MERGEBERG_PRINCIPAL";
@@ -52,14 +53,21 @@ impl Context {
     pub async fn catalog(&self) -> Result<&Arc<dyn Catalog>, UserError> {
         let open = async || -> Result<Arc<dyn Catalog>, UserError> {
             let config = self.config.catalog(None)?;
-            let mode = if config.read_only { "?mode=ro" } else { "" };
-            let database = format!("{}{mode}", config.database.display());
-            let catalog =
-                SqlCatalog::open(&config.name, &database, &config.warehouse, self.clock.clone()).await?;
-            // Lets the crash tests end the process in the middle of a commit.
-            #[cfg(debug_assertions)]
-            let catalog = catalog.with_hook(Arc::new(crate::worker::step::InCommits));
-            let catalog: Arc<dyn Catalog> = Arc::new(catalog);
+            let catalog: Arc<dyn Catalog> = match &config.place {
+                CatalogPlace::Sql(SqlPlace { database, read_only, warehouse }) => {
+                    let mode = if *read_only { "?mode=ro" } else { "" };
+                    let database = format!("{}{mode}", database.display());
+                    let catalog =
+                        SqlCatalog::open(&config.name, &database, warehouse, self.clock.clone()).await?;
+                    // Lets the crash tests end the process in the middle of a commit.
+                    #[cfg(debug_assertions)]
+                    let catalog = catalog.with_hook(Arc::new(crate::worker::step::InCommits));
+                    Arc::new(catalog)
+                }
+                CatalogPlace::Rest(settings) => {
+                    Arc::new(RestCatalog::open(settings, self.clock.clone()).await?)
+                }
+            };
             Ok(catalog)
         };
         self.catalog.get_or_try_init(open).await

@@ -144,11 +144,14 @@ mod tests {
 
     #[test]
     fn the_configuration_of_the_pages_is_read() {
-        for page in ["docs/cli.md", "docs/catalogs.md"] {
+        for (page, names) in [("docs/cli.md", &["local"][..]), ("docs/catalogs.md", &["local", "lake"])] {
             let examples = blocks(&read(page), "toml");
-            assert_eq!(examples.len(), 1, "{page}");
-            let config = crate::config::Config::parse(Path::new("/q/mergeberg.toml"), &examples[0], |_| None);
-            assert_eq!(config.unwrap().catalog(None).unwrap().name, "local", "{page}");
+            let found: Vec<String> = examples
+                .iter()
+                .map(|text| crate::config::Config::parse(Path::new("/q/mergeberg.toml"), text, |_| None))
+                .map(|config| config.unwrap().catalog(None).unwrap().name.clone())
+                .collect();
+            assert_eq!(found, names, "{page}");
         }
     }
 

@@ -144,8 +144,9 @@ mod tests {
         let config = Config::parse(Path::new("/q/mergeberg.toml"), &config_text(&args()), |_| None).unwrap();
         let catalog = config.catalog(None).unwrap();
         assert_eq!(catalog.name, "my catalog");
-        assert_eq!(catalog.database, Path::new("/srv/a \"quoted\" \\ name.db"));
-        assert_eq!(catalog.warehouse, "file:///srv/w");
+        let place = catalog.sql().unwrap();
+        assert_eq!(place.database, Path::new("/srv/a \"quoted\" \\ name.db"));
+        assert_eq!(place.warehouse, "file:///srv/w");
         assert!(!config_text(&args()).contains('@'));
     }
 

@@ -116,6 +116,7 @@ async fn keep_it(
         | CommitOutcome::NameTaken(_)
         | CommitOutcome::TableChanged(_)
         | CommitOutcome::Fenced
+        | CommitOutcome::Unexplained(_)
         | CommitOutcome::Unknown(_) => Ok(false),
     }
 }

@@ -5,10 +5,10 @@
 //! deployments (docs/cli.md lists them). An unknown key is an error, never ignored: a mistyped key would
 //! otherwise switch something off without a word.
 //!
-//! Absent on purpose: secrets (none are needed for a local SQL catalog) and anything about single tables,
-//! which is policy.
+//! Absent on purpose: anything about single tables, which is policy.
 
 mod against_table;
+mod catalogs;
 mod policies;
 mod toml_text;
 
@@ -19,9 +19,11 @@ use mergeberg_kernel::policy::Duration;
 use serde::Deserialize;
 
 pub use against_table::{KnownTables, PolicyProblem, compare, tables_of};
+pub use catalogs::{CatalogConfig, CatalogPlace, SqlPlace, catalog_variable};
 pub use policies::{PolicyFolder, PolicySet};
 
 use crate::near::nearest;
+use catalogs::{RawCatalog, Reader};
 
 pub const FILE_NAME: &str = "mergeberg.toml";
 
@@ -52,19 +54,6 @@ pub struct Config {
 pub struct WorkerConfig {
     pub poll: Duration,
     pub lease: Duration,
-}
-
-/// A SQL catalog on SQLite, in the table layout of the JDBC catalogs of Java and PyIceberg.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CatalogConfig {
-    /// Its key in the file; stored as `catalog_name` in the catalog's own tables.
-    pub name: String,
-    /// The catalog's database file.
-    pub database: PathBuf,
-    /// `?mode=ro` in the uri: the file is opened for reading, and every commit is refused.
-    pub read_only: bool,
-    /// Where new tables go: a folder, or a URI as given.
-    pub warehouse: String,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -143,21 +132,6 @@ struct RawWorker {
     lease: Option<Duration>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct RawCatalog {
-    #[serde(rename = "type")]
-    kind: CatalogKind,
-    uri: String,
-    warehouse: String,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum CatalogKind {
-    Sql,
-}
-
 impl Config {
     /// Finds the file: `named`, or the nearest [`FILE_NAME`] at or above `start`.
     pub fn find(named: Option<&Path>, start: &Path) -> Result<PathBuf, ConfigError> {
@@ -196,26 +170,19 @@ impl Config {
             next: next.to_owned(),
         };
 
+        let wrong_catalog = |name: &str, message: String, next: String| {
+            let section = format!("[catalog.{name}]");
+            let location = match toml_text::line_of_section(text, &section) {
+                Some(line) => format!("{shown}:{line}"),
+                None => shown.clone(),
+            };
+            ConfigError::Wrong { location, message, next }
+        };
+        let reader = Reader { folder, environment: &environment, wrong: &wrong_catalog };
         let mut catalogs = BTreeMap::new();
         for (name, raw) in catalog {
-            let RawCatalog { kind: CatalogKind::Sql, uri, warehouse } = raw;
-            let uri = environment(&catalog_variable(&name, "URI")).unwrap_or(uri);
-            let warehouse = environment(&catalog_variable(&name, "WAREHOUSE")).unwrap_or(warehouse);
-            let database = sqlite_path(&uri).ok_or_else(|| {
-                wrong(
-                    format!("[catalog.{name}] 'uri' is '{uri}', which is no SQLite database"),
-                    "write a path, or sqlite:////absolute/path.db; other databases are not supported yet",
-                )
-            })?;
-            let warehouse = if warehouse.contains("://") || warehouse.starts_with("file:") {
-                warehouse
-            } else {
-                folder.join(&warehouse).display().to_string()
-            };
-            let database = folder.join(database);
-            let read_only =
-                uri.split_once('?').is_some_and(|(_, query)| query.split('&').any(|p| p == "mode=ro"));
-            catalogs.insert(name.clone(), CatalogConfig { name, database, read_only, warehouse });
+            let read = reader.read(&name, raw)?;
+            catalogs.insert(name, read);
         }
         if let Some(name) = &default_catalog
             && !catalogs.contains_key(name)
@@ -280,35 +247,6 @@ impl Config {
     }
 }
 
-/// `MERGEBERG_CATALOG_<NAME>_<KEY>`: the name in capitals, everything but letters and digits as `_`.
-pub fn catalog_variable(name: &str, key: &str) -> String {
-    let name: String =
-        name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' }).collect();
-    format!("MERGEBERG_CATALOG_{name}_{key}")
-}
-
-/// The database file of a catalog URI: a plain path, `sqlite:path`, or `sqlite://` and an absolute path
-/// (`sqlite:////x` as PyIceberg and SQLAlchemy write it, and `sqlite:///x`, both mean `/x`). `None` for
-/// another database.
-fn sqlite_path(uri: &str) -> Option<PathBuf> {
-    let path = match uri.strip_prefix("jdbc:").unwrap_or(uri).strip_prefix("sqlite:") {
-        Some(rest) => path_of(rest)?,
-        None if uri.contains("://") || uri.starts_with("jdbc:") || uri.trim().is_empty() => return None,
-        None => uri.to_owned(),
-    };
-    let path = path.split('?').next().unwrap_or_default();
-    if path.is_empty() || path == "/" { None } else { Some(PathBuf::from(path)) }
-}
-
-/// What stands behind `sqlite:`.
-fn path_of(rest: &str) -> Option<String> {
-    match rest.strip_prefix("//") {
-        Some(absolute) if absolute.starts_with('/') => Some(format!("/{}", absolute.trim_start_matches('/'))),
-        Some(_) => None,
-        None => Some(rest.to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -341,6 +279,10 @@ warehouse = "warehouse"
         Config::parse(Path::new("/q/mergeberg.toml"), text, |_| None)
     }
 
+    fn sql<'a>(config: &'a Config, name: Option<&str>) -> &'a SqlPlace {
+        config.catalog(name).unwrap().sql().unwrap()
+    }
+
     fn message(text: &str) -> (String, String) {
         let error = parse(text).unwrap_err();
         (error.to_string(), error.next())
@@ -351,10 +293,10 @@ warehouse = "warehouse"
         let config = parse(FULL).unwrap();
         assert_eq!(config.ledger, Path::new("/q/state/queue.db"));
         assert_eq!(config.policies, Path::new("/etc/mergeberg/policies"));
-        let prod = config.catalog(None).unwrap();
+        let prod = sql(&config, None);
         assert_eq!(prod.database, Path::new("/srv/catalog.db"));
         assert_eq!(prod.warehouse, "file:///srv/warehouse");
-        let dev = config.catalog(Some("dev-1")).unwrap();
+        let dev = sql(&config, Some("dev-1"));
         assert_eq!(dev.database, Path::new("/q/dev.db"));
         assert_eq!(dev.warehouse, "/q/warehouse");
         assert_eq!(config.worker.poll.ms, 250);
@@ -383,9 +325,9 @@ warehouse = "warehouse"
         .unwrap();
         assert_eq!(config.ledger, Path::new("/tmp/other.db"));
         assert_eq!(config.policies, Path::new("/q/there"));
-        let dev = config.catalog(Some("dev-1")).unwrap();
+        let dev = sql(&config, Some("dev-1"));
         assert_eq!((dev.database.to_str(), dev.warehouse.as_str()), (Some("/tmp/c.db"), "/tmp/w"));
-        assert_eq!(config.catalog(Some("prod")).unwrap().database, Path::new("/srv/catalog.db"));
+        assert_eq!(sql(&config, Some("prod")).database, Path::new("/srv/catalog.db"));
     }
 
     #[test]
@@ -395,7 +337,10 @@ warehouse = "warehouse"
         assert_eq!(next, "did you mean 'poll'? known here: lease, poll");
         let (text, next) = message("[catalog.a]\ntype = \"sql\"\nurl = \"x\"\nwarehouse = \"w\"\n");
         assert_eq!(text, "/q/mergeberg.toml:3: unknown key 'url' in [catalog.a]");
-        assert_eq!(next, "did you mean 'uri'? known here: type, uri, warehouse");
+        assert_eq!(
+            next,
+            "did you mean 'uri'? known here: credential, header, oauth2-server-uri, scope, token, type, uri, warehouse"
+        );
         let (text, next) = message("[ledgr]\n");
         assert_eq!(text, "/q/mergeberg.toml:1: unknown key 'ledgr'");
         assert!(next.starts_with("did you mean 'ledger'?"), "{next}");
@@ -417,9 +362,9 @@ warehouse = "warehouse"
             "/q/mergeberg.toml:2: 'poll' in [worker]: '5x' is no length of time: write 250ms, 2s, 10m, 1h or 7d"
         );
         assert_eq!(next, "correct the value of 'poll' on line 2");
-        let (text, next) = message("[catalog.a]\ntype = \"rest\"\nuri = \"x\"\nwarehouse = \"w\"\n");
-        assert_eq!(text, "/q/mergeberg.toml:2: 'type' in [catalog.a]: unknown value 'rest'");
-        assert_eq!(next, "write one of: sql");
+        let (text, next) = message("[catalog.a]\ntype = \"hive\"\nuri = \"x\"\nwarehouse = \"w\"\n");
+        assert_eq!(text, "/q/mergeberg.toml:2: 'type' in [catalog.a]: unknown value 'hive'");
+        assert_eq!(next, "write one of: sql, rest");
         let (text, _) = message("[worker\n");
         assert!(text.starts_with("/q/mergeberg.toml:1: "), "{text}");
     }
@@ -445,25 +390,6 @@ warehouse = "warehouse"
             error.to_string(),
             "mergeberg.toml has several catalogs and none is the default: dev-1, prod"
         );
-    }
-
-    #[test]
-    fn catalog_uris_of_other_tools_are_read() {
-        for (uri, path) in [
-            ("catalog.db", "catalog.db"),
-            ("/srv/c.db", "/srv/c.db"),
-            ("sqlite:c.db", "c.db"),
-            ("sqlite:/srv/c.db", "/srv/c.db"),
-            ("sqlite:///srv/c.db", "/srv/c.db"),
-            ("sqlite:////srv/c.db", "/srv/c.db"),
-            ("jdbc:sqlite:/srv/c.db", "/srv/c.db"),
-            ("sqlite:////srv/c.db?mode=rw", "/srv/c.db"),
-        ] {
-            assert_eq!(sqlite_path(uri), Some(PathBuf::from(path)), "{uri}");
-        }
-        for uri in ["postgresql://h/db", "jdbc:postgresql://h/db", "sqlite://host/c.db", "", "sqlite:///"] {
-            assert_eq!(sqlite_path(uri), None, "{uri}");
-        }
     }
 
     #[test]

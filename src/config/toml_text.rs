@@ -12,6 +12,11 @@ pub fn describe(file: &str, text: &str, error: &toml::de::Error) -> ConfigError 
     ConfigError::Wrong { location: format!("{file}:{}", place.line), message, next }
 }
 
+/// The line of a section's header, from 1. `None`: it is written in another way.
+pub fn line_of_section(text: &str, section: &str) -> Option<usize> {
+    text.lines().position(|line| line.split('#').next().unwrap_or(line).trim() == section).map(|at| at + 1)
+}
+
 /// Where in the file something is.
 struct Place<'a> {
     /// From 1.

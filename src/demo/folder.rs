@@ -21,7 +21,7 @@ use super::scenario::{
 };
 use super::{failed, table_name};
 use crate::cli::{init, system_clock};
-use crate::config::{Config, FILE_NAME};
+use crate::config::{Config, FILE_NAME, SqlPlace};
 use crate::error::UserError;
 use crate::table::branch_writer::{BranchWrite, BranchWriter, Removal};
 use crate::table::catalog::Catalog;
@@ -139,14 +139,10 @@ impl Folder {
         let config = read_config(&self.config_file())?;
         let policy = config.policies.join("flights.toml");
         std::fs::write(&policy, policy_text()).map_err(|e| unusable(&policy, &e))?;
-        let place = config.catalog(None)?;
-        let catalog = SqlCatalog::create(
-            &place.name,
-            &place.database.display().to_string(),
-            &place.warehouse,
-            system_clock(),
-        )
-        .await?;
+        let (name, place) = place_of(&config)?;
+        let catalog =
+            SqlCatalog::create(name, &place.database.display().to_string(), &place.warehouse, system_clock())
+                .await?;
         make_tables(Arc::new(catalog)).await?;
         Ok(config)
     }
@@ -159,9 +155,19 @@ pub fn read_config(file: &Path) -> Result<Config, UserError> {
 
 /// Opens the demo's catalog, in whatever process of it.
 pub async fn open_catalog(config: &Config) -> Result<SqlCatalog, UserError> {
-    let place = config.catalog(None)?;
+    let (name, place) = place_of(config)?;
     let database = place.database.display().to_string();
-    Ok(SqlCatalog::open(&place.name, &database, &place.warehouse, system_clock()).await?)
+    Ok(SqlCatalog::open(name, &database, &place.warehouse, system_clock()).await?)
+}
+
+/// Name and place of the demo's catalog, which `init` wrote.
+fn place_of(config: &Config) -> Result<(&str, &SqlPlace), UserError> {
+    let catalog = config.catalog(None)?;
+    match catalog.sql() {
+        Some(place) => Ok((&catalog.name, place)),
+        None => Err(UserError::new(ReasonCode::ConfigInvalid, "the demo's catalog is no SQL catalog")
+            .with_next("remove the demo's folder and run it again")),
+    }
 }
 
 pub fn branch_writer(catalog: Arc<dyn Catalog>) -> BranchWriter {

@@ -183,7 +183,7 @@ fn moved(table: &LoadedTable, branch: &RefName, id: SnapshotId) -> RefFact {
 fn refused(outcome: CommitOutcome, branch: &RefName) -> BranchWriteError {
     match outcome {
         CommitOutcome::Refused(error) => error.into(),
-        CommitOutcome::Unknown(what) => BranchWriteError::Unknown(what),
+        CommitOutcome::Unknown(what) | CommitOutcome::Unexplained(what) => BranchWriteError::Unknown(what),
         _ => BranchWriteError::Moved(branch.clone()),
     }
 }

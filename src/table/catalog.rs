@@ -7,11 +7,15 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
+use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{RefName, TableName};
 use mergeberg_kernel::reason::ReasonCode;
 use serde::Serialize;
 
 use super::loaded::LoadedTable;
+
+/// The time in milliseconds since the epoch.
+pub type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
 
 /// What a catalog can do (rule S4). What is missing is refused up front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -23,6 +27,8 @@ pub struct Capabilities {
     pub snapshot_removal: bool,
     pub multi_table_commits: bool,
     pub idempotency_keys: bool,
+    /// A load shows every commit that was answered before it: no replica lags behind.
+    pub current_reads: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +79,9 @@ pub enum CommitOutcome {
     PointerMoved,
     /// Schema, spec, sort order or uuid is not as planned.
     TableChanged(String),
+    /// The catalog reports a conflict, nothing was applied, and the table as it is read now shows no reason:
+    /// sending it again may never help (case O26).
+    Unexplained(String),
     /// Nobody knows whether it was applied.
     Unknown(String),
     /// Refused for good; nothing was applied.
@@ -106,12 +115,38 @@ pub trait Catalog: Send + Sync {
     /// The table as it is now. Cheap when nothing changed since the last load.
     async fn load(&self, table: &TableName) -> Result<Arc<LoadedTable>, CatalogError>;
 
-    /// Applies `updates` if every requirement holds on the table as it is now and nobody committed since
-    /// `base` was loaded. Sent once.
+    /// Applies `updates` if every requirement holds on the table as it is now; `base` is the table as the
+    /// caller knows it. A catalog may also answer [`CommitOutcome::PointerMoved`] because anything else was
+    /// committed since `base` was loaded. Sent once: it is never rebased, and sent again only where the
+    /// server has certainly not looked at it, or promises to know it again.
     async fn commit(
         &self,
         base: &LoadedTable,
         requirements: &[Requirement],
         updates: Vec<Update>,
     ) -> CommitOutcome;
+}
+
+/// The first requirement that does not hold, in the order of the caller.
+pub(super) fn first_failed<'a>(
+    facts: &TableFacts,
+    requirements: &'a [Requirement],
+) -> Option<&'a Requirement> {
+    requirements.iter().find(|requirement| match requirement {
+        Requirement::TableUuid(uuid) => facts.uuid != *uuid,
+        // `None`: the ref must not exist, an empty `main` included (case O28).
+        Requirement::RefAt { name, at, role: _ } => facts.head(name) != *at,
+        Requirement::CurrentSchema(id) => facts.current_schema_id != *id,
+        Requirement::DefaultSpec(id) => facts.default_spec_id != *id,
+        Requirement::DefaultSortOrder(id) => facts.default_sort_order_id != *id,
+    })
+}
+
+/// Runs CPU and disk work beside the async runtime.
+pub(super) async fn off_runtime<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, CatalogError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|e| CatalogError::Unavailable(format!("the catalog's own work was cut short: {e}")))
 }

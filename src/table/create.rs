@@ -12,12 +12,12 @@ use iceberg::spec::{
 use mergeberg_kernel::ids::TableName;
 use uuid::Uuid;
 
-use super::catalog::{Catalog, CatalogError};
+use super::catalog::{Catalog, CatalogError, off_runtime};
 use super::document::Document;
 use super::error::plain;
 use super::loaded::LoadedTable;
 use super::metadata_file::{self, Codec, MetadataFileError};
-use super::sql_catalog::{SqlCatalog, file_error, off_runtime};
+use super::sql_catalog::{SqlCatalog, file_error};
 
 /// A column of a table to be: name, type as the table spec writes it (`long`, `decimal(12, 2)`), required.
 #[derive(Clone, Debug)]

@@ -22,6 +22,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 pub use apply::Applied;
+pub(super) use apply::snapshot_value;
 use raw::{RawObject, push_array, quote};
 
 /// The format versions that commits are applied to. v1 loses its refs in the crate's model.
@@ -33,6 +34,7 @@ const ROW_LINEAGE: u8 = 3;
 pub(super) const NO_SNAPSHOT: i64 = -1;
 
 const REFS: &str = "refs";
+const METADATA_LOG: &str = "metadata-log";
 /// Member of a v3 table: the id that the next new row gets.
 const NEXT_ROW_ID: &str = "next-row-id";
 const SNAPSHOTS: &str = "snapshots";
@@ -206,6 +208,17 @@ impl Document {
         }
         out.push('}');
         out.into_bytes()
+    }
+
+    /// Does `metadata-log` name this file as one before this document?
+    pub(super) fn names_older_file(&self, location: &str) -> bool {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        struct Entry {
+            metadata_file: String,
+        }
+        let log: Option<Vec<Entry>> = self.optional(METADATA_LOG).unwrap_or_default();
+        log.is_some_and(|entries| entries.iter().any(|entry| entry.metadata_file == location))
     }
 
     /// The raw JSON of a top-level member other than the two long arrays; null counts as absent.

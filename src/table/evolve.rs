@@ -11,11 +11,11 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::catalog::{Catalog as _, CatalogError};
+use super::catalog::{Catalog as _, CatalogError, off_runtime};
 use super::document::{Document, DocumentError};
 use super::loaded::LoadedTable;
 use super::metadata_file::{self, Codec};
-use super::sql_catalog::{SqlCatalog, Swap, file_error, off_runtime};
+use super::sql_catalog::{SqlCatalog, Swap, file_error};
 
 /// Times that the change is made again because somebody else committed meanwhile.
 const MAX_TRIES: u32 = 200;

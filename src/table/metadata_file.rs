@@ -138,6 +138,11 @@ pub(super) fn local_path(location: &str) -> Result<PathBuf, MetadataFileError> {
     Ok(PathBuf::from(path))
 }
 
+/// Refuses a location that is not on a local disk.
+pub fn require_local(location: &str) -> Result<(), MetadataFileError> {
+    local_path(location).map(drop)
+}
+
 pub fn read(location: &str) -> Result<Vec<u8>, MetadataFileError> {
     Ok(fs::read(local_path(location)?)?)
 }

@@ -30,6 +30,7 @@ mod nested_adapt;
 mod nested_columns;
 mod partition_form;
 mod partition_values;
+pub mod rest_catalog;
 mod row_ids;
 mod row_shape;
 pub mod scan;
@@ -39,6 +40,7 @@ mod snapshot_change;
 mod snapshot_summary;
 pub mod snapshot_writer;
 pub mod sql_catalog;
+mod table_cache;
 #[cfg(test)]
 pub mod test_orders;
 #[cfg(test)]

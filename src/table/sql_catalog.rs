@@ -11,28 +11,22 @@ mod database;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use iceberg::io::FileIO;
 use mergeberg_kernel::commit::{Requirement, Update};
-use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::TableName;
 use uuid::Uuid;
 
-use super::catalog::{Capabilities, Catalog, CatalogError, CommitOutcome};
+pub use super::catalog::Clock;
+use super::catalog::{Capabilities, Catalog, CatalogError, CommitOutcome, first_failed, off_runtime};
 use super::document::DocumentError;
 use super::loaded::LoadedTable;
 use super::metadata_file::{self, Codec, MetadataFileError};
+use super::table_cache::TableCache;
 use database::CatalogDatabase;
 pub(super) use database::Swap;
-
-/// The time in milliseconds since the epoch.
-pub type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
-
-/// Tables kept in memory between commits. One of 5,000 snapshots takes some 20 MB.
-const MAX_CACHED_TABLES: usize = 64;
 
 /// Points between the steps of a commit, for tests that script races and crashes. They run on the
 /// committing task and may block it.
@@ -55,7 +49,7 @@ pub struct SqlCatalog {
     pub(super) warehouse: String,
     pub(super) file_io: FileIO,
     pub(super) clock: Clock,
-    cache: Mutex<Cache>,
+    cache: Mutex<TableCache<Arc<LoadedTable>>>,
     hook: Option<Arc<dyn CommitHook>>,
 }
 
@@ -94,7 +88,9 @@ impl SqlCatalog {
         table: &TableName,
         location: String,
     ) -> Result<Arc<LoadedTable>, CatalogError> {
-        if let Some(loaded) = self.cache().get(table, &location) {
+        if let Some(loaded) = self.cache().get(table)
+            && loaded.metadata_location == location
+        {
             return Ok(loaded);
         }
         let (name, file_io) = (table.clone(), self.file_io.clone());
@@ -136,7 +132,7 @@ impl SqlCatalog {
         }
     }
 
-    fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
+    fn cache(&self) -> std::sync::MutexGuard<'_, TableCache<Arc<LoadedTable>>> {
         // The cache is a map of immutable values: a panic elsewhere cannot have left it half-changed.
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,6 +151,7 @@ impl Catalog for SqlCatalog {
             snapshot_removal: true,
             multi_table_commits: false,
             idempotency_keys: false,
+            current_reads: true,
         }
     }
 
@@ -265,58 +262,6 @@ pub(super) fn file_error(table: &TableName, location: &str, error: MetadataFileE
         }
         MetadataFileError::Missing | MetadataFileError::Io(_) => {
             CatalogError::Unavailable(format!("{location} could not be written: {error}"))
-        }
-    }
-}
-
-/// The first requirement that does not hold, in the order of the caller.
-fn first_failed<'a>(facts: &TableFacts, requirements: &'a [Requirement]) -> Option<&'a Requirement> {
-    requirements.iter().find(|requirement| match requirement {
-        Requirement::TableUuid(uuid) => facts.uuid != *uuid,
-        // `None`: the ref must not exist, an empty `main` included (case O28).
-        Requirement::RefAt { name, at, role: _ } => facts.head(name) != *at,
-        Requirement::CurrentSchema(id) => facts.current_schema_id != *id,
-        Requirement::DefaultSpec(id) => facts.default_spec_id != *id,
-        Requirement::DefaultSortOrder(id) => facts.default_sort_order_id != *id,
-    })
-}
-
-/// Runs CPU and disk work beside the async runtime.
-pub(super) async fn off_runtime<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, CatalogError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|e| CatalogError::Unavailable(format!("the catalog's own work was cut short: {e}")))
-}
-
-/// Tables by name as last seen, least recently used first out.
-#[derive(Default)]
-struct Cache {
-    tables: HashMap<TableName, (Arc<LoadedTable>, u64)>,
-    uses: u64,
-}
-
-impl Cache {
-    fn get(&mut self, table: &TableName, location: &str) -> Option<Arc<LoadedTable>> {
-        self.uses += 1;
-        let (loaded, last_use) = self.tables.get_mut(table)?;
-        if loaded.metadata_location != location {
-            return None;
-        }
-        *last_use = self.uses;
-        Some(loaded.clone())
-    }
-
-    fn put(&mut self, table: TableName, loaded: Arc<LoadedTable>) {
-        self.uses += 1;
-        self.tables.insert(table, (loaded, self.uses));
-        if self.tables.len() > MAX_CACHED_TABLES {
-            let oldest =
-                self.tables.iter().min_by_key(|(_, (_, last_use))| *last_use).map(|(name, _)| name.clone());
-            if let Some(oldest) = oldest {
-                self.tables.remove(&oldest);
-            }
         }
     }
 }

@@ -109,6 +109,7 @@ impl Worker {
                 CommitOutcome::HeadMoved => (Loss::HeadMoved, "the target moved meanwhile".to_owned()),
                 CommitOutcome::NameTaken(name) => (Loss::HeadMoved, format!("{name} exists already")),
                 CommitOutcome::TableChanged(what) => (Loss::PointerMoved, what),
+                CommitOutcome::Unexplained(what) => (Loss::Unexplained, what),
                 CommitOutcome::Refused(error) => (Loss::Unexplained, error.to_string()),
                 // Somebody removed the fence, or nobody knows: only the catalog's state decides.
                 CommitOutcome::Fenced => (Loss::HeadMoved, "the temporary branch was removed".to_owned()),

@@ -110,7 +110,10 @@ impl Worker {
             match self.catalog.commit(&table, &requirements, updates).await {
                 // Read again before it is believed (case O01).
                 CommitOutcome::Landed(_) => removed = true,
-                CommitOutcome::Fenced | CommitOutcome::PointerMoved | CommitOutcome::Unknown(_) => {}
+                CommitOutcome::Fenced
+                | CommitOutcome::PointerMoved
+                | CommitOutcome::Unexplained(_)
+                | CommitOutcome::Unknown(_) => {}
                 CommitOutcome::Refused(error) => return Err(error.into()),
                 CommitOutcome::HeadMoved
                 | CommitOutcome::SourceMoved(_)

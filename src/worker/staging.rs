@@ -176,7 +176,9 @@ impl Worker {
                 (Loss::PointerMoved, format!("the table changed while the train was staged: {what}"))
             }
             CommitOutcome::Fenced => (Loss::HeadMoved, "the temporary branch is gone".to_owned()),
-            CommitOutcome::Unknown(what) => {
+            // Nothing is deleted on the word of a catalog that contradicts itself: what was staged, should it
+            // be there, is swept with the train's row.
+            CommitOutcome::Unexplained(what) | CommitOutcome::Unknown(what) => {
                 return self.staging_unknown(train, candidates, &what).await;
             }
             CommitOutcome::Refused(error) => {

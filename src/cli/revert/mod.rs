@@ -158,6 +158,7 @@ impl Revert<'_> {
                 | CommitOutcome::SourceMoved(_)
                 | CommitOutcome::NameTaken(_)
                 | CommitOutcome::Fenced
+                | CommitOutcome::Unexplained(_)
                 | CommitOutcome::TableChanged(_) => self.discard(&table, files, None).await,
             }
         }

@@ -10,9 +10,8 @@ use mergeberg_kernel::ids::{RefName, SnapshotId};
 use serde_json::{Map, Value, json};
 
 use super::raw::{RawObject, array, elements, quote};
-use super::{Document, DocumentError, Element, NEXT_ROW_ID, NO_SNAPSHOT, REFS, SnapshotIdOnly};
+use super::{Document, DocumentError, Element, METADATA_LOG, NEXT_ROW_ID, NO_SNAPSHOT, REFS, SnapshotIdOnly};
 
-const METADATA_LOG: &str = "metadata-log";
 const PROPERTIES: &str = "properties";
 
 /// How many older metadata files `metadata-log` names (Java: `METADATA_PREVIOUS_VERSIONS_MAX`).
@@ -128,7 +127,7 @@ impl Edit {
         }
         self.take_row_ids(new)?;
         Arc::make_mut(&mut self.document.snapshots)
-            .push(Element { snapshot: new.id, text: Arc::from(snapshot_json(new)) });
+            .push(Element { snapshot: new.id, text: Arc::from(snapshot_value(new).to_string()) });
         self.facts.snapshots.insert(new.fact());
         self.facts.last_sequence_number = new.sequence_number;
         self.newest_added_ms = self.newest_added_ms.max(new.timestamp_ms);
@@ -335,7 +334,7 @@ impl Edit {
 }
 
 /// A snapshot as Java's `SnapshotParser` writes it: `operation` leads the summary.
-fn snapshot_json(new: &NewSnapshot) -> String {
+pub(in crate::table) fn snapshot_value(new: &NewSnapshot) -> Value {
     let NewSnapshot {
         id,
         parent,
@@ -368,5 +367,5 @@ fn snapshot_json(new: &NewSnapshot) -> String {
         object.insert("first-row-id".to_owned(), Value::from(*first_row_id));
         object.insert("added-rows".to_owned(), Value::from(*added_rows));
     }
-    Value::Object(object).to_string()
+    Value::Object(object)
 }

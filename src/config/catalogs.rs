@@ -1,0 +1,273 @@
+//! The sections `[catalog.NAME]`: where a catalog is, and who we are to it.
+//!
+//! Secrets may stand in the file, and rather come from the environment: each key has its variable.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::ConfigError;
+use crate::secret::Secret;
+use crate::table::rest_catalog::{Patience, RestSettings, WrongSetting};
+
+/// One catalog of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CatalogConfig {
+    /// Its key in the file.
+    pub name: String,
+    pub place: CatalogPlace,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CatalogPlace {
+    Sql(SqlPlace),
+    Rest(RestSettings),
+}
+
+/// A SQL catalog on SQLite, in the table layout of the JDBC catalogs of Java and PyIceberg. The section's
+/// name is stored as `catalog_name` in the catalog's own tables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SqlPlace {
+    /// The catalog's database file.
+    pub database: PathBuf,
+    /// `?mode=ro` in the uri: the file is opened for reading, and every commit is refused.
+    pub read_only: bool,
+    /// Where new tables go: a folder, or a URI as given.
+    pub warehouse: String,
+}
+
+impl CatalogConfig {
+    pub fn sql(&self) -> Option<&SqlPlace> {
+        match &self.place {
+            CatalogPlace::Sql(place) => Some(place),
+            CatalogPlace::Rest(_) => None,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct RawCatalog {
+    #[serde(rename = "type")]
+    kind: CatalogKind,
+    uri: String,
+    warehouse: Option<String>,
+    token: Option<String>,
+    credential: Option<String>,
+    oauth2_server_uri: Option<String>,
+    scope: Option<String>,
+    #[serde(default)]
+    header: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum CatalogKind {
+    Sql,
+    Rest,
+}
+
+/// What a section is read with.
+pub(super) struct Reader<'a> {
+    /// Relative paths are relative to it.
+    pub folder: &'a Path,
+    pub environment: &'a dyn Fn(&str) -> Option<String>,
+    /// An error of a section, by its name: message and next step.
+    pub wrong: &'a dyn Fn(&str, String, String) -> ConfigError,
+}
+
+impl Reader<'_> {
+    pub fn read(&self, name: &str, raw: RawCatalog) -> Result<CatalogConfig, ConfigError> {
+        let RawCatalog { kind, uri, warehouse, token, credential, oauth2_server_uri, scope, header } = raw;
+        let given =
+            |key: &str, in_file: Option<String>| (self.environment)(&catalog_variable(name, key)).or(in_file);
+        let uri = given("URI", Some(uri)).unwrap_or_default();
+        let warehouse = given("WAREHOUSE", warehouse);
+        let token = given("TOKEN", token);
+        let credential = given("CREDENTIAL", credential);
+        let oauth2_server_uri = given("OAUTH2_SERVER_URI", oauth2_server_uri);
+        let scope = given("SCOPE", scope);
+        let place = match kind {
+            CatalogKind::Sql => {
+                let others = [
+                    ("token", token.is_some()),
+                    ("credential", credential.is_some()),
+                    ("oauth2-server-uri", oauth2_server_uri.is_some()),
+                    ("scope", scope.is_some()),
+                    ("header", !header.is_empty()),
+                ];
+                if let Some((key, _)) = others.into_iter().find(|(_, set)| *set) {
+                    let message = format!("[catalog.{name}] has '{key}', which only a REST catalog has");
+                    return Err((self.wrong)(
+                        name,
+                        message,
+                        "remove it, or write type = \"rest\"".to_owned(),
+                    ));
+                }
+                CatalogPlace::Sql(self.sql(name, &uri, warehouse)?)
+            }
+            CatalogKind::Rest => {
+                let settings = RestSettings {
+                    name: name.to_owned(),
+                    uri,
+                    warehouse,
+                    token: token.map(Secret::new),
+                    credential: credential.map(Secret::new),
+                    oauth2_server_uri,
+                    scope,
+                    headers: header.into_iter().map(|(key, value)| (key, Secret::new(value))).collect(),
+                    patience: Patience::default(),
+                };
+                settings.check().map_err(|WrongSetting { key, message, next }| {
+                    let message = format!("[catalog.{name}] '{key}': {message}");
+                    (self.wrong)(name, message, next.to_owned())
+                })?;
+                CatalogPlace::Rest(settings)
+            }
+        };
+        Ok(CatalogConfig { name: name.to_owned(), place })
+    }
+
+    fn sql(&self, name: &str, uri: &str, warehouse: Option<String>) -> Result<SqlPlace, ConfigError> {
+        let Some(warehouse) = warehouse else {
+            let message = format!("[catalog.{name}] lacks the key 'warehouse'");
+            return Err((self.wrong)(name, message, "add warehouse = ...".to_owned()));
+        };
+        let database = sqlite_path(uri).ok_or_else(|| {
+            let next = "write a path, or sqlite:////absolute/path.db; for a REST catalog write type = \"rest\"; \
+                        other databases are not supported yet";
+            let message = format!("[catalog.{name}] 'uri' is '{uri}', which is no SQLite database");
+            (self.wrong)(name, message, next.to_owned())
+        })?;
+        let warehouse = if warehouse.contains("://") || warehouse.starts_with("file:") {
+            warehouse
+        } else {
+            self.folder.join(&warehouse).display().to_string()
+        };
+        let read_only =
+            uri.split_once('?').is_some_and(|(_, query)| query.split('&').any(|p| p == "mode=ro"));
+        Ok(SqlPlace { database: self.folder.join(database), read_only, warehouse })
+    }
+}
+
+/// `MERGEBERG_CATALOG_<NAME>_<KEY>`: the name in capitals, everything but letters and digits as `_`.
+pub fn catalog_variable(name: &str, key: &str) -> String {
+    let name: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' }).collect();
+    format!("MERGEBERG_CATALOG_{name}_{key}")
+}
+
+/// The database file of a catalog URI: a plain path, `sqlite:path`, or `sqlite://` and an absolute path
+/// (`sqlite:////x` as PyIceberg and SQLAlchemy write it, and `sqlite:///x`, both mean `/x`). `None` for
+/// another database.
+fn sqlite_path(uri: &str) -> Option<PathBuf> {
+    let path = match uri.strip_prefix("jdbc:").unwrap_or(uri).strip_prefix("sqlite:") {
+        Some(rest) => path_of(rest)?,
+        None if uri.contains("://") || uri.starts_with("jdbc:") || uri.trim().is_empty() => return None,
+        None => uri.to_owned(),
+    };
+    let path = path.split('?').next().unwrap_or_default();
+    if path.is_empty() || path == "/" { None } else { Some(PathBuf::from(path)) }
+}
+
+/// What stands behind `sqlite:`.
+fn path_of(rest: &str) -> Option<String> {
+    match rest.strip_prefix("//") {
+        Some(absolute) if absolute.starts_with('/') => Some(format!("/{}", absolute.trim_start_matches('/'))),
+        Some(_) => None,
+        None => Some(rest.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+
+    const REST: &str = r#"
+[catalog.lake]
+type = "rest"
+uri = "https://catalog.example/api"
+warehouse = "prod"
+credential = "queue:hunter2"
+oauth2-server-uri = "https://idp.example/token"
+scope = "PRINCIPAL_ROLE:ALL"
+header.X-Tenant = "a"
+"#;
+
+    fn parse(text: &str, set: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        let set: BTreeMap<&str, &str> = set.iter().copied().collect();
+        Config::parse(Path::new("/q/mergeberg.toml"), text, |name| set.get(name).map(|v| (*v).to_owned()))
+    }
+
+    fn rest(text: &str, set: &[(&str, &str)]) -> RestSettings {
+        match &parse(text, set).unwrap().catalog(None).unwrap().place {
+            CatalogPlace::Rest(settings) => settings.clone(),
+            CatalogPlace::Sql(place) => panic!("{place:?}"),
+        }
+    }
+
+    #[test]
+    fn a_rest_catalog_has_an_address_and_credentials() {
+        let settings = rest(REST, &[]);
+        assert_eq!(settings.uri, "https://catalog.example/api");
+        assert_eq!(settings.warehouse.as_deref(), Some("prod"));
+        assert_eq!(settings.credential, Some(Secret::new("queue:hunter2")));
+        assert_eq!(settings.oauth2_server_uri.as_deref(), Some("https://idp.example/token"));
+        assert_eq!(settings.scope.as_deref(), Some("PRINCIPAL_ROLE:ALL"));
+        assert_eq!(settings.headers, BTreeMap::from([("X-Tenant".to_owned(), Secret::new("a"))]));
+        assert!(!format!("{settings:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn secrets_come_from_the_environment() {
+        let bare = "[catalog.lake]\ntype = \"rest\"\nuri = \"http://h\"\n";
+        let settings = rest(bare, &[("MERGEBERG_CATALOG_LAKE_TOKEN", "t")]);
+        assert_eq!((settings.token, settings.warehouse), (Some(Secret::new("t")), None));
+        let settings = rest(
+            bare,
+            &[("MERGEBERG_CATALOG_LAKE_CREDENTIAL", "i:s"), ("MERGEBERG_CATALOG_LAKE_URI", "http://other")],
+        );
+        assert_eq!((settings.credential, settings.uri.as_str()), (Some(Secret::new("i:s")), "http://other"));
+    }
+
+    #[test]
+    fn wrong_settings_name_line_section_and_key() {
+        let refused = |text: &str| {
+            let error = parse(text, &[]).unwrap_err();
+            (error.to_string(), error.next())
+        };
+        let (text, next) = refused("\n[catalog.a]\ntype = \"rest\"\nuri = \"h:1\"\n");
+        assert_eq!(text, "/q/mergeberg.toml:2: [catalog.a] 'uri': 'h:1' is no address of a server");
+        assert_eq!(next, "write http:// or https://, the host, and a path where it has one");
+        let (text, next) =
+            refused("[catalog.a]\ntype=\"rest\"\nuri=\"http://h\"\ntoken=\"t\"\ncredential=\"c\"");
+        assert!(text.starts_with("/q/mergeberg.toml:1: [catalog.a] 'token':"), "{text}");
+        assert_eq!(next, "keep one of the two");
+        let (text, _) = refused("[catalog.a]\ntype=\"sql\"\nuri=\"x\"\nwarehouse=\"w\"\ntoken=\"hunter2\"");
+        assert_eq!(text, "/q/mergeberg.toml:1: [catalog.a] has 'token', which only a REST catalog has");
+        let (text, next) = refused("[catalog.a]\ntype=\"sql\"\nuri=\"http://h\"\nwarehouse=\"w\"");
+        assert!(text.contains("'http://h', which is no SQLite database"), "{text}");
+        assert!(next.contains("type = \"rest\""), "{next}");
+    }
+
+    #[test]
+    fn catalog_uris_of_other_tools_are_read() {
+        for (uri, path) in [
+            ("catalog.db", "catalog.db"),
+            ("/srv/c.db", "/srv/c.db"),
+            ("sqlite:c.db", "c.db"),
+            ("sqlite:/srv/c.db", "/srv/c.db"),
+            ("sqlite:///srv/c.db", "/srv/c.db"),
+            ("sqlite:////srv/c.db", "/srv/c.db"),
+            ("jdbc:sqlite:/srv/c.db", "/srv/c.db"),
+            ("sqlite:////srv/c.db?mode=rw", "/srv/c.db"),
+        ] {
+            assert_eq!(sqlite_path(uri), Some(PathBuf::from(path)), "{uri}");
+        }
+        for uri in ["postgresql://h/db", "jdbc:postgresql://h/db", "sqlite://host/c.db", "", "sqlite:///"] {
+            assert_eq!(sqlite_path(uri), None, "{uri}");
+        }
+    }
+}

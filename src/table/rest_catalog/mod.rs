@@ -1,0 +1,333 @@
+//! The REST catalog: tables behind a server that speaks the Iceberg REST specification.
+//!
+//! The server checks a commit's requirements and answers with the table; what its answer means is judged by
+//! reading (`answers`). A commit whose reply is lost is `Unknown`, and sent again only under an idempotency
+//! key that the server promised to know. Metadata arrives as JSON and is kept as the document that it is.
+//!
+//! What one server says can be older than what it said before: a load that falls behind what this process
+//! has seen is asked for again, and is an error when it stays behind.
+//!
+//! Absent on purpose: creating and dropping tables, views, scan planning by the server, and storage other
+//! than local disks.
+
+mod answers;
+mod auth;
+mod http;
+mod paths;
+mod settings;
+mod tables;
+mod transport;
+mod wire;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use iceberg::io::FileIO;
+use mergeberg_kernel::commit::{Requirement, Update};
+use mergeberg_kernel::ids::TableName;
+use reqwest::header::{HeaderName, HeaderValue, IF_NONE_MATCH};
+use reqwest::{StatusCode, Url};
+use uuid::Uuid;
+
+pub use self::settings::{RestSettings, WrongSetting};
+pub use self::transport::Patience;
+
+use self::answers::{Refusal, Sent, difference, of_refusal};
+use self::auth::Auth;
+use self::http::Http;
+use self::paths::Paths;
+use self::settings::add_header;
+use self::tables::{Held, Newer, read_reply};
+use self::transport::{Failure, Reply, Transport, pause};
+use self::wire::{CatalogConfig, ErrorModel, commit_request};
+use super::catalog::{Capabilities, Catalog, CatalogError, Clock, CommitOutcome, off_runtime};
+use super::loaded::LoadedTable;
+use super::table_cache::TableCache;
+use crate::secret::Secret;
+
+/// Times that a table is asked for whose answer is older than one before, or no answer at all.
+const LOAD_ATTEMPTS: u32 = 6;
+/// Times that a commit is sent under one idempotency key.
+const KEYED_ATTEMPTS: u32 = 3;
+
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// An endpoint by which a server says that it commits to several tables at once.
+const COMMIT_TRANSACTION: &str = "POST /v1/{prefix}/transactions/commit";
+
+/// See the module.
+pub struct RestCatalog {
+    name: String,
+    /// For messages.
+    uri: String,
+    http: Http,
+    paths: Paths,
+    capabilities: Capabilities,
+    file_io: FileIO,
+    clock: Clock,
+    cache: Mutex<TableCache<Held>>,
+}
+
+impl RestCatalog {
+    /// Asks the server for its configuration (`GET /v1/config`) and follows it.
+    pub async fn open(settings: &RestSettings, clock: Clock) -> Result<Self, CatalogError> {
+        let wrong = |WrongSetting { key, message, next }: WrongSetting| {
+            CatalogError::Unavailable(format!("'{key}' of catalog {}: {message}; {next}", settings.name))
+        };
+        settings.address().map_err(wrong)?;
+        let auth = settings.auth(clock.clone()).map_err(wrong)?;
+        let headers = settings.header_map().map_err(wrong)?;
+        let transport = Transport::new(settings.patience)
+            .map_err(|e| CatalogError::Unavailable(format!("no HTTP client could be made: {e}")))?;
+        let mut http = Http::new(transport, auth, headers);
+        let config = handshake(settings, &http).await?;
+
+        for (name, value) in config.settings("header.") {
+            if let Err(message) = add_header(http.headers_mut(), name, value) {
+                tracing::warn!("header '{name}' of the catalog's configuration is not sent: {message}");
+            }
+        }
+        if settings.credential.is_none()
+            && let Some(token) = config.setting("token", None)
+        {
+            http.set_auth(Auth::given(Secret::new(token), clock.clone()));
+        }
+        let uri = config.setting("uri", Some(&settings.uri)).unwrap_or(&settings.uri).to_owned();
+        let paths =
+            Paths::new(&uri, config.setting("prefix", None), config.setting("namespace-separator", None));
+        Ok(Self {
+            name: settings.name.clone(),
+            uri,
+            http,
+            paths,
+            capabilities: capabilities(&config),
+            file_io: FileIO::new_with_fs(),
+            clock,
+            cache: Mutex::default(),
+        })
+    }
+
+    fn cache(&self) -> MutexGuard<'_, TableCache<Held>> {
+        // The cache is a map of immutable values: a panic elsewhere cannot have left it half-changed.
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn address(&self, url: Result<Url, String>) -> Result<Url, CatalogError> {
+        url.map_err(CatalogError::Unavailable)
+    }
+
+    fn unanswered(&self, failure: &Failure) -> CatalogError {
+        CatalogError::Unavailable(format!("{}: {}", self.uri, failure.text()))
+    }
+
+    /// A reply that is neither the table nor "not modified".
+    fn refused_load(&self, table: &TableName, reply: &Reply) -> CatalogError {
+        let missing = |error: ErrorModel| error.kind.starts_with("NoSuch") || error.kind.is_empty();
+        match reply.status {
+            // A proxy's or a wrong address's 404 says nothing of the table.
+            StatusCode::NOT_FOUND if reply.error().is_some_and(missing) => {
+                CatalogError::NotFound(table.clone())
+            }
+            _ => refused(&self.uri, reply),
+        }
+    }
+
+    /// What the reply holds, put into memory unless something newer is there.
+    async fn take_in(&self, table: &TableName, reply: Reply) -> Result<Newer, CatalogError> {
+        let (name, file_io, known) = (table.clone(), self.file_io.clone(), self.cache().get(table));
+        let held = off_runtime(move || read_reply(&name, &reply, known, file_io)).await??;
+        let mut cache = self.cache();
+        if let Some(known) = cache.get(table)
+            && known.is_newer_than(&held.table)
+        {
+            return Ok(Newer::Behind(known.table));
+        }
+        cache.put(table.clone(), held.clone());
+        Ok(Newer::Read(held.table))
+    }
+
+    /// The table as it is after a refusal, for a judgement.
+    async fn judge(&self, sent: Sent<'_>, refusal: Refusal, told: &str) -> CommitOutcome {
+        match self.load(&sent.base.facts.name).await {
+            Ok(current) => of_refusal(sent, refusal, &current, told, (self.clock)()),
+            // Refused, but nobody can say why, nor whether it was the answer to a second sending.
+            Err(error) => CommitOutcome::Unknown(format!("{told}, and then {error}")),
+        }
+    }
+
+    /// The reply to a commit that the catalog says to have applied.
+    async fn applied(&self, table: &TableName, reply: Reply, updates: &[Update]) -> CommitOutcome {
+        match self.take_in(table, reply).await {
+            Ok(Newer::Read(now) | Newer::Behind(now)) => match difference(&now.facts, updates) {
+                None => CommitOutcome::Landed(now),
+                Some(what) => {
+                    CommitOutcome::Unknown(format!("the catalog says that it is applied, but {what}"))
+                }
+            },
+            Err(error) => {
+                CommitOutcome::Unknown(format!("the catalog says that it is applied, and then {error}"))
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Catalog for RestCatalog {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    async fn list_tables(&self) -> Result<Vec<TableName>, CatalogError> {
+        self.all_tables().await
+    }
+
+    async fn load(&self, table: &TableName) -> Result<Arc<LoadedTable>, CatalogError> {
+        let url = self.address(self.paths.table(table))?;
+        let mut trouble = None;
+        for attempt in 1..=LOAD_ATTEMPTS {
+            let known = self.cache().get(table);
+            let etag = known.as_ref().and_then(|held| held.etag.as_deref());
+            let unless: Vec<_> = etag
+                .and_then(|etag| HeaderValue::from_str(etag).ok())
+                .map(|etag| (IF_NONE_MATCH, etag))
+                .into_iter()
+                .collect();
+            let reply = self.http.get(url.clone(), &unless).await.map_err(|f| self.unanswered(&f))?;
+            match (reply.status, known) {
+                (StatusCode::NOT_MODIFIED, Some(known)) => return Ok(known.table),
+                (StatusCode::OK, _) => match self.take_in(table, reply).await {
+                    Ok(Newer::Read(now)) => return Ok(now),
+                    Ok(Newer::Behind(known)) => {
+                        trouble = Some(CatalogError::Unavailable(format!(
+                            "{} answers with an older state of {table} than before ({}); if the catalog was \
+                             restored from a backup, start again",
+                            self.uri, known.metadata_location
+                        )));
+                    }
+                    // Cut short on its way.
+                    Err(error @ CatalogError::Unavailable(_)) => trouble = Some(error),
+                    Err(error) => return Err(error),
+                },
+                _ => return Err(self.refused_load(table, &reply)),
+            }
+            if attempt < LOAD_ATTEMPTS {
+                tokio::time::sleep(pause(attempt)).await;
+            }
+        }
+        Err(trouble.unwrap_or_else(|| CatalogError::Unavailable(format!("{} gave no answer", self.uri))))
+    }
+
+    async fn commit(
+        &self,
+        base: &LoadedTable,
+        requirements: &[Requirement],
+        updates: Vec<Update>,
+    ) -> CommitOutcome {
+        let table = &base.facts.name;
+        let url = match self.address(self.paths.table(table)) {
+            Ok(url) => url,
+            Err(error) => return CommitOutcome::Refused(error),
+        };
+        let body = commit_request(table, requirements, &updates).to_string().into_bytes();
+        let key = self.capabilities.idempotency_keys.then(|| Uuid::now_v7().to_string());
+        let key = key.and_then(|key| HeaderValue::from_str(&key).ok());
+        let extra: Vec<_> = key.map(|key| (IDEMPOTENCY_KEY, key)).into_iter().collect();
+        let attempts = if extra.is_empty() { 1 } else { KEYED_ATTEMPTS };
+        let sent = Sent { base, requirements, updates: &updates };
+        let mut lost = None;
+        for attempt in 1..=attempts {
+            match self.http.post(url.clone(), &extra, body.clone()).await {
+                Ok(reply) if reply.status == StatusCode::OK => {
+                    return self.applied(table, reply, &updates).await;
+                }
+                Ok(reply) if reply.status == StatusCode::CONFLICT => {
+                    return self.judge(sent, Refusal::Conflict, &reply.told()).await;
+                }
+                Ok(reply) if is_refusal(&reply, lost.is_some()) => {
+                    return match reply.status {
+                        StatusCode::NOT_FOUND => CommitOutcome::Refused(self.refused_load(table, &reply)),
+                        StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => {
+                            self.judge(sent, Refusal::Invalid, &reply.told()).await
+                        }
+                        StatusCode::TOO_MANY_REQUESTS => CommitOutcome::Refused(refused(&self.uri, &reply)),
+                        _ => CommitOutcome::Refused(CatalogError::Refused(reply.told())),
+                    };
+                }
+                // 2xx without a table, 5xx: the commit may be applied, or still be under way.
+                Ok(reply) => lost = Some(reply.told()),
+                Err(Failure::NotSent(text)) if lost.is_none() => {
+                    return CommitOutcome::Refused(self.unanswered(&Failure::NotSent(text)));
+                }
+                Err(failure) => lost = Some(failure.text().to_owned()),
+            }
+            if attempt < attempts {
+                tokio::time::sleep(pause(attempt)).await;
+            }
+        }
+        CommitOutcome::Unknown(lost.unwrap_or_else(|| "the catalog gave no answer".to_owned()))
+    }
+}
+
+/// The server looked at the commit and did not apply it. After a lost reply only a refusal that the key's
+/// own record explains says so, which the statuses of [`CommitOutcome`]'s judgement are.
+fn is_refusal(reply: &Reply, after_lost: bool) -> bool {
+    let judged = [StatusCode::BAD_REQUEST, StatusCode::UNPROCESSABLE_ENTITY].contains(&reply.status);
+    judged || ((reply.status.is_client_error() || reply.status.is_redirection()) && !after_lost)
+}
+
+/// `GET /v1/config`.
+async fn handshake(settings: &RestSettings, http: &Http) -> Result<CatalogConfig, CatalogError> {
+    let uri = settings.uri.trim_end_matches('/');
+    let mut url = Url::parse(&format!("{uri}/v1/config"))
+        .map_err(|error| CatalogError::Unavailable(format!("'{uri}' is no address: {error}")))?;
+    if let Some(warehouse) = &settings.warehouse {
+        url.query_pairs_mut().append_pair("warehouse", warehouse);
+    }
+    let reply = match http.get(url, &[]).await {
+        Ok(reply) => reply,
+        Err(failure) => {
+            return Err(CatalogError::Unavailable(format!(
+                "{uri} did not answer: {}; see that the catalog runs and that 'uri' is its address",
+                failure.text()
+            )));
+        }
+    };
+    if reply.status != StatusCode::OK {
+        return Err(refused(uri, &reply));
+    }
+    serde_json::from_slice(&reply.body).map_err(|error| {
+        CatalogError::Unavailable(format!(
+            "{uri} is no Iceberg REST catalog, its configuration cannot be read ({error}); correct 'uri'"
+        ))
+    })
+}
+
+/// A refusal in words, with what to do behind the semicolon.
+fn refused(uri: &str, reply: &Reply) -> CatalogError {
+    let next = match reply.status {
+        StatusCode::UNAUTHORIZED => "check 'token' or 'credential' of the catalog",
+        StatusCode::FORBIDDEN => "give this principal the right to read and commit",
+        StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST => "check 'uri' and 'warehouse' of the catalog",
+        status if status.is_redirection() => "write the address that it redirects to as 'uri'",
+        _ => "it is tried again",
+    };
+    CatalogError::Unavailable(format!("{uri} answered {}; {next}", reply.told()))
+}
+
+fn capabilities(config: &CatalogConfig) -> Capabilities {
+    // A server that lists no endpoints has those of the specification's first version, this one included.
+    let offers = |endpoint: &str| {
+        config.endpoints.as_ref().is_none_or(|all| all.iter().any(|offered| offered == endpoint))
+    };
+    Capabilities {
+        table_refs: true,
+        ref_requirements: true,
+        snapshot_removal: true,
+        multi_table_commits: offers(COMMIT_TRANSACTION),
+        idempotency_keys: config.idempotency_key_lifetime.is_some(),
+        current_reads: false,
+    }
+}
