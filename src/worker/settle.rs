@@ -92,11 +92,18 @@ impl Worker {
                 return Ok(Finding::Unknown);
             }
             if table.facts.head(&intent.temp_ref).is_none() {
-                return Ok(match read_outcome(&table, intent) {
+                match read_outcome(&table, intent) {
                     // Our own removal came first: the landing can never have been applied (rule L3).
-                    Finding::Unknown if removed => Finding::NotLanded,
-                    finding => finding,
-                });
+                    Finding::Unknown | Finding::NotLanded if removed => return Ok(Finding::NotLanded),
+                    Finding::Unknown | Finding::NotLanded if !self.is_current(&table, intent).await? => {}
+                    finding => return Ok(finding),
+                }
+                tries += 1;
+                if tries >= MAX_FENCE_TRIES {
+                    return Ok(Finding::Unknown);
+                }
+                self.pause(tries).await;
+                continue;
             }
             let updates = vec![Update::RemoveRef(intent.temp_ref.clone())];
             let requirements = [
@@ -125,6 +132,31 @@ impl Worker {
                 return Ok(Finding::Unknown);
             }
             self.pause(tries).await;
+        }
+    }
+
+    /// Is this the table's present state? A replica that lags behind shows the table before the train was
+    /// staged, where nothing has landed and there is no fence either. A commit that changes nothing, on
+    /// condition that target and fence are as they were read, proves that they are.
+    async fn is_current(&self, table: &LoadedTable, intent: &Intent) -> Result<bool, WorkerError> {
+        if self.catalog.capabilities().current_reads {
+            return Ok(true);
+        }
+        let facts = &table.facts;
+        let requirements = [
+            Requirement::TableUuid(intent.table_uuid.clone()),
+            Requirement::RefAt {
+                name: intent.target.clone(),
+                at: facts.head(&intent.target),
+                role: RefRole::Target,
+            },
+            Requirement::RefAt { name: intent.temp_ref.clone(), at: None, role: RefRole::Fence },
+        ];
+        let nothing = vec![Update::RemoveRef(intent.temp_ref.clone())];
+        match self.catalog.commit(table, &requirements, nothing).await {
+            CommitOutcome::Landed(_) => Ok(true),
+            CommitOutcome::Refused(error) => Err(error.into()),
+            _ => Ok(false),
         }
     }
 
