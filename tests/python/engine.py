@@ -6,6 +6,7 @@
     engine.py ops            the operations with their arguments
 
 A job is an object: {"op": "append", "catalog": {"uri", "warehouse", "name"}, "table": "ns.t", ...arguments}.
+A uri that starts with http is that of a REST catalog, any other that of a SQL catalog.
 `table` is a dotted string or a list of names. `catalog` may be left out once an earlier job of the process
 named it. `id` is given back in the answer. An answer is one line: the result, or {"error", "message"}. One-shot
 and batch exit with 1 when a job failed. Start-up costs over a second, so tests keep one `serve` process.
@@ -28,6 +29,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.table import Table
@@ -43,8 +45,8 @@ SQLITE_BUSY_SECONDS = 30
 MAX_OPEN_CATALOGS = 16
 
 
-class Catalog(SqlCatalog):
-    """PyIceberg's SQL catalog that also tells what its last commit did and can be held before it."""
+class Watched:
+    """A catalog of PyIceberg that also tells what its last commit did and can be held before it."""
 
     hold: dict[str, str] | None = None
     added_snapshots: list[int] = []
@@ -67,6 +69,16 @@ class Catalog(SqlCatalog):
             raise
         self.added_snapshots = [u.snapshot.snapshot_id for u in updates if isinstance(u, AddSnapshotUpdate)]
         return response
+
+
+class Catalog(Watched, SqlCatalog):
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+class OverRest(Watched, RestCatalog):
+    def close(self) -> None:
+        self._session.close()
 
 
 def lost_race(error: Exception) -> bool:
@@ -196,11 +208,12 @@ class Engine:
         if key not in self.catalogs:
             if len(self.catalogs) == MAX_OPEN_CATALOGS:
                 oldest = next(iter(self.catalogs))
-                self.catalogs.pop(oldest).engine.dispose()
+                self.catalogs.pop(oldest).close()
             uri, warehouse, name = key
             if uri.startswith("sqlite:") and "?" not in uri:
                 uri += f"?timeout={SQLITE_BUSY_SECONDS}"
-            self.catalogs[key] = Catalog(name, uri=uri, warehouse=warehouse)
+            kind = OverRest if uri.startswith("http") else Catalog
+            self.catalogs[key] = kind(name, uri=uri, warehouse=warehouse)
         self.last = key
         return self.catalogs[key]
 
@@ -223,6 +236,7 @@ def main(arguments: list[str]) -> int:
 
     # PyIceberg warns of every lost race; the answer counts them.
     logging.getLogger("pyiceberg").setLevel(logging.ERROR)
+    import openapi  # noqa: F401
     import operations  # noqa: F401  registers its operations
     import reads  # noqa: F401
     import reads_clickhouse  # noqa: F401

@@ -70,7 +70,8 @@ def read_duckdb(
             snapshot_id = snapshot_of(loaded, ref).snapshot_id
     elif ref is not None:
         raise BadJob("ref needs table; give snapshot_id")
-    location = metadata_location.removeprefix("file://").replace("'", "''")
+    # Java writes file:/path.
+    location = metadata_location.removeprefix("file:").removeprefix("//").replace("'", "''")
     pin = f", snapshot_from_id => {int(snapshot_id)}" if snapshot_id is not None else ""
     chosen = ", ".join('"' + name.replace('"', '""') + '"' for name in columns) if columns else "*"
     source = f"iceberg_scan('{location}'{pin}){f' WHERE {where}' if where else ''}"

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use mergeberg::table::catalog::Catalog;
 use serde_json::Value;
 
 use super::{House, order};
@@ -38,13 +39,20 @@ impl House {
 
     /// Writes `mergeberg.toml` beside catalog, ledger and policies.
     pub fn configure(&self, settings: Settings) {
-        let Settings { poll, lease } = settings;
         let warehouse = self.dir.path().join("warehouse");
+        let catalog =
+            format!("type = \"sql\"\nuri = \"catalog.db\"\nwarehouse = \"file://{}\"", warehouse.display());
+        self.configure_for(&catalog, settings);
+    }
+}
+
+impl<C: Catalog + 'static> House<C> {
+    /// Writes `mergeberg.toml` with these lines for its catalog.
+    pub fn configure_for(&self, catalog: &str, settings: Settings) {
+        let Settings { poll, lease } = settings;
         let text = format!(
-            "[catalog.test]\ntype = \"sql\"\nuri = \"catalog.db\"\nwarehouse = \"file://{}\"\n\n\
-             [ledger]\npath = \"ledger.db\"\n\n[policies]\npath = \"policies\"\n\n\
+            "[catalog.test]\n{catalog}\n\n[ledger]\npath = \"ledger.db\"\n\n[policies]\npath = \"policies\"\n\n\
              [worker]\npoll = \"{poll}\"\nlease = \"{lease}\"\n",
-            warehouse.display()
         );
         std::fs::write(self.dir.path().join("mergeberg.toml"), text).unwrap();
     }

@@ -2,10 +2,13 @@
 
 pub mod child;
 pub mod engine_table;
+pub mod fault_server;
 pub mod json_rows;
 pub mod python;
+pub mod rest;
 pub mod scripted;
 mod served;
+pub mod shop;
 pub mod spark;
 mod story;
 
@@ -81,10 +84,10 @@ name = "default"
 prefix = ""
 "#;
 
-/// A queue over one warehouse. Time stands still unless a test moves it.
-pub struct House {
+/// A queue over one warehouse, in a SQL catalog or another one. Time stands still unless a test moves it.
+pub struct House<C = SqlCatalog> {
     pub dir: TempDir,
-    pub catalog: Arc<SqlCatalog>,
+    pub catalog: Arc<C>,
     pub ledger: Ledger,
     pub writer: BranchWriter,
     pub worker: Worker,
@@ -143,25 +146,6 @@ impl House {
         }
     }
 
-    pub fn assemble(
-        dir: TempDir,
-        catalog: Arc<SqlCatalog>,
-        ledger: Ledger,
-        clock: Arc<AtomicI64>,
-        table: TableName,
-    ) -> Self {
-        let random = counter(0x5eed_0000_0000_0001);
-        let writer = BranchWriter {
-            catalog: Arc::clone(&catalog) as Arc<dyn Catalog>,
-            store: ManifestStore::new(64 << 20),
-            clock: reader(&clock),
-            random: random.clone(),
-        };
-        let worker =
-            Self::worker_over(&dir, Arc::clone(&catalog) as Arc<dyn Catalog>, &ledger, &clock, "worker-1");
-        Self { dir, catalog, ledger, writer, worker, clock, table }
-    }
-
     /// A worker over this House with a catalog that misbehaves on order.
     pub fn misled_worker(&self) -> (Arc<scripted::Scripted>, Worker) {
         let catalog = scripted::Scripted::over(&self.catalog);
@@ -192,6 +176,27 @@ impl House {
             counter(0x0dd_ba11_0000_0001 ^ hash(holder)),
             holder.to_owned(),
         )
+    }
+}
+
+impl<C: Catalog + 'static> House<C> {
+    pub fn assemble(
+        dir: TempDir,
+        catalog: Arc<C>,
+        ledger: Ledger,
+        clock: Arc<AtomicI64>,
+        table: TableName,
+    ) -> Self {
+        let random = counter(0x5eed_0000_0000_0001);
+        let writer = BranchWriter {
+            catalog: Arc::clone(&catalog) as Arc<dyn Catalog>,
+            store: ManifestStore::new(64 << 20),
+            clock: reader(&clock),
+            random: random.clone(),
+        };
+        let worker =
+            House::worker_over(&dir, Arc::clone(&catalog) as Arc<dyn Catalog>, &ledger, &clock, "worker-1");
+        Self { dir, catalog, ledger, writer, worker, clock, table }
     }
 
     pub async fn loaded(&self) -> Arc<LoadedTable> {

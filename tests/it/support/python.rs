@@ -31,6 +31,13 @@ impl Python {
         Self::serve(INTERPRETER, "engine.py", folder)
     }
 
+    /// Over a REST catalog.
+    pub fn over_rest(folder: &Path, uri: &str) -> Option<Self> {
+        let mut python = Self::start(folder)?;
+        python.catalog["uri"] = json!(uri);
+        Some(python)
+    }
+
     /// Spark in the same way.
     pub fn spark(folder: &Path) -> Option<Self> {
         Self::serve(SPARK_INTERPRETER, "spark_engine.py", folder)
