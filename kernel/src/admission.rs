@@ -2,7 +2,9 @@
 //!
 //! Arrival order, plus age: a request older than its class's bound goes ahead. A request whose scope is
 //! the whole table yields to the others until then, and rides alone. A request that overlaps one ahead is
-//! held, not failed.
+//! held, not failed. Compactions yield to everybody: see [`compaction`].
+
+mod compaction;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -94,6 +96,8 @@ pub struct RequestFacts {
     pub units: Result<Vec<Unit>, UnitRefusal>,
     /// Something the request needs cannot be read: refused, with the reason and a sentence.
     pub broken: Option<(ReasonCode, String)>,
+    /// Its source has not been looked into far enough to classify it: held, with the reason and a sentence.
+    pub unread: Option<(ReasonCode, String)>,
     /// Target side since this request's base.
     pub target_side: Arc<TargetSide>,
 }
@@ -183,14 +187,24 @@ pub enum Verdict {
 pub struct TrainPlan {
     pub cars: Vec<Car>,
     pub verdicts: Vec<(RequestId, Verdict)>,
+    /// Those who could ride, but let compactions past their age bound go first. They stay as they are.
+    pub next: Vec<RequestId>,
 }
 
 /// Plans one train. `waiting` is in arrival order.
 pub fn plan_train(waiting: &[RequestFacts], target: &TargetPlan<'_>) -> TrainPlan {
+    let mut plan = plan_changes(waiting, target);
+    compaction::join(waiting, target, &mut plan);
+    decide_drops(waiting, target, &mut plan);
+    plan
+}
+
+/// The train of those who change rows.
+fn plan_changes(waiting: &[RequestFacts], target: &TargetPlan<'_>) -> TrainPlan {
     let mut plan = TrainPlan::default();
     let mut state = Riding::default();
     let mut later = Vec::new();
-    for facts in in_order(waiting, target.now_ms) {
+    for facts in in_order(waiting, target.now_ms).into_iter().filter(|f| !f.class.is_compaction()) {
         if is_wide(facts, target) && !is_aged(facts, target.now_ms) {
             later.push(facts);
             continue;
@@ -200,7 +214,6 @@ pub fn plan_train(waiting: &[RequestFacts], target: &TargetPlan<'_>) -> TrainPla
     for facts in later {
         take(facts, target, &mut plan, &mut state);
     }
-    decide_drops(waiting, target, &mut plan);
     plan
 }
 
@@ -405,6 +418,9 @@ fn consider(
         StructureStanding::Unreadable(text) => {
             return Err(hold(ReasonCode::StructureChanged, text.clone()));
         }
+    }
+    if let Some((code, text)) = &facts.unread {
+        return Err(hold(*code, text.clone()));
     }
     let units = match &facts.units {
         Ok(units) => units,

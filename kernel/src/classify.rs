@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::change::{ChangeSet, FileContent, RewriteProof};
+use crate::change::{ChangeSet, FileContent, FileFact, RewriteProof};
 use crate::ids::{RequestId, SnapshotId};
 use crate::lineage::{BaseFinding, Side};
 use crate::partition::Partition;
@@ -602,14 +602,16 @@ fn shared_partition(unit: &Unit, change: &ChangeSet) -> Option<String> {
 }
 
 /// Where the other side changed deletes of a file that the unit removed; of those that name no file, a
-/// partition of the unit.
+/// partition of the unit. New deletes by value reach rows wherever a rewrite put them, if it left them their age.
 fn deletes_inside(unit: &Unit, change: &ChangeSet) -> Option<String> {
     let removed: BTreeSet<&Arc<str>> = unit.removed().map(|f| &f.path).collect();
-    change.added_deletes.iter().chain(&change.removed_deletes).find_map(|delete| {
-        match delete.deletes_rows_of() {
-            Some(of) => removed.contains(of).then(|| of.to_string()),
-            None => unit.scope.covers(&delete.partition).then(|| delete.partition.to_string()),
-        }
+    let reaches = |delete: &&FileFact| {
+        unit.keeps_sequence_numbers && matches!(delete.content, FileContent::EqualityDeletes { .. })
+    };
+    let added = change.added_deletes.iter().filter(|delete| !reaches(delete));
+    added.chain(&change.removed_deletes).find_map(|delete| match delete.deletes_rows_of() {
+        Some(of) => removed.contains(of).then(|| of.to_string()),
+        None => unit.scope.covers(&delete.partition).then(|| delete.partition.to_string()),
     })
 }
 

@@ -38,6 +38,8 @@ pub struct ClassPolicy {
     /// Sources whose branch name starts with this belong to the class; the longest prefix wins.
     pub prefix: String,
     #[serde(default)]
+    pub kind: ClassKind,
+    #[serde(default)]
     pub appends: Appends,
     #[serde(default)]
     pub overlap: Overlap,
@@ -71,6 +73,18 @@ fn default_batch_size() -> usize {
 
 fn default_age_bound() -> Duration {
     Duration { ms: DEFAULT_AGE_BOUND_MS }
+}
+
+/// What the sources of a class hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClassKind {
+    /// Rows, changed in whatever way.
+    #[default]
+    Changes,
+    /// The rows that are there, in other files (rule C5). Anything else is refused. They ride in trains of their
+    /// own, behind all others.
+    Compaction,
 }
 
 /// Is an append of this class independent of what the target holds?
@@ -435,6 +449,15 @@ impl TablePolicy {
                     ));
                 }
             }
+            if class.kind == ClassKind::Compaction
+                && let Some(key) = class.says_what_changes()
+            {
+                return Err(format!(
+                    "class '{}' is of kind \"compaction\", whose sources change no rows: '{key}' says nothing of \
+                     them, leave it out",
+                    class.name
+                ));
+            }
             let keys: Vec<&CheckDefinition> = self
                 .checks_of(class)
                 .filter(|check| matches!(check.kind, CheckKind::DuplicateKey { .. }))
@@ -489,6 +512,7 @@ impl ClassPolicy {
         Self {
             name: "default".to_owned(),
             prefix: String::new(),
+            kind: ClassKind::default(),
             appends: Appends::default(),
             overlap: Overlap::default(),
             isolation: Isolation::default(),
@@ -501,6 +525,21 @@ impl ClassPolicy {
             branch_lifetime: None,
             tag: None,
         }
+    }
+
+    pub fn is_compaction(&self) -> bool {
+        self.kind == ClassKind::Compaction
+    }
+
+    /// A key that speaks of changed rows and was given a value of its own.
+    fn says_what_changes(&self) -> Option<&'static str> {
+        let keys = [
+            ("appends", self.appends != Appends::default()),
+            ("overlap", self.overlap != Overlap::default()),
+            ("isolation", self.isolation != Isolation::default()),
+            ("equality-deletes", self.equality_deletes != EqualityDeletes::default()),
+        ];
+        keys.into_iter().find(|(_, given)| *given).map(|(key, _)| key)
     }
 }
 

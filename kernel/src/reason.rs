@@ -46,6 +46,9 @@ reasons! {
     BatchFull, "batch-full",
         "The train of this tick is full.",
         "Nothing: it is taken by the next train.";
+    BehindChanges, "behind-changes",
+        "A compaction waits while requests that change rows wait for the same target.",
+        "Nothing: it is taken up when none of them can land, or when it reaches its class's age bound.";
     BehindBarrier, "behind-barrier",
         "A change of structure lands on its own first.",
         "Nothing: it is taken up when the structure has landed.";
@@ -149,6 +152,9 @@ reasons! {
     Conflict, "conflict",
         "Branch and target changed the same data, and nothing recorded says how to run the branch again.",
         "Record the operation, or write the branch again from the target's head.";
+    NotACompaction, "not-a-compaction",
+        "The class takes compactions, and the branch does not hold the same rows as before.",
+        "Enqueue it under a class for changes (`--class`), or find out why the compaction changed rows.";
     StaleCompaction, "stale-compaction",
         "Files that the branch compacted are not live on the target any more.",
         "Run the compaction again.";

@@ -15,8 +15,15 @@ use crate::record::{Operation, Record, RecordFinding};
 #[derive(Clone, Debug)]
 pub struct SourceChange {
     pub change: Arc<ChangeSet>,
-    /// Proved rewrite; looked for only where the label says `replace`.
+    /// Proved rewrite; looked for only where the label says `replace`, or the class takes nothing else.
     pub proof: RewriteProof,
+    /// This change, which only removes, and the next one, which only adds, are proved to be a rewrite together:
+    /// the overwrite of an engine that needs two snapshots for it. Looked for only where the class takes nothing
+    /// else.
+    pub proof_with_next: RewriteProof,
+    /// Every data file that it adds keeps a data sequence number that the base knew (rule D4): what deletes by
+    /// value on the target since then reaches its rows as it reached those that it replaces.
+    pub keeps_sequence_numbers: bool,
     /// Every file of the parent in the partitions from which files were removed; `None` when not needed.
     /// It serves rule C7: a derived replace-partitions removed all of them.
     pub parent_files: Option<Arc<BTreeSet<Arc<str>>>>,
@@ -77,6 +84,8 @@ pub struct Unit {
     pub scope: UnitScope,
     pub changes: Vec<Arc<ChangeSet>>,
     pub record: Option<Record>,
+    /// [`SourceChange::keeps_sequence_numbers`] of all of them.
+    pub keeps_sequence_numbers: bool,
 }
 
 impl Unit {
@@ -147,10 +156,23 @@ pub fn units(changes: &[SourceChange], class: &ClassPolicy) -> Result<Vec<Unit>,
         let members = &changes[at..at + group];
         at += group;
         if let Some(unit) = unit_of(members, class)? {
+            if class.is_compaction() && unit.kind != UnitKind::Rewrite {
+                return Err(no_compaction(&unit, first.change.snapshot));
+            }
             units.push(unit);
         }
     }
     Ok(units)
+}
+
+fn no_compaction(unit: &Unit, snapshot: SnapshotId) -> UnitRefusal {
+    let files = |count: usize| if count == 1 { "1 file".to_owned() } else { format!("{count} files") };
+    let text = format!(
+        "snapshot {snapshot} adds {} and removes {}, and the rows are not the same",
+        files(unit.added().count()),
+        files(unit.removed().count())
+    );
+    UnitRefusal { code: ReasonCode::NotACompaction, snapshot, text }
 }
 
 fn check_readable(source: &SourceChange) -> Result<(), UnitRefusal> {
@@ -166,6 +188,9 @@ fn check_readable(source: &SourceChange) -> Result<(), UnitRefusal> {
 /// append that refills exactly the partitions it emptied (rule C7).
 fn group_length(rest: &[SourceChange]) -> Result<usize, UnitRefusal> {
     let Some(first) = rest.first() else { return Ok(0) };
+    if first.proof_with_next != RewriteProof::None && rest.len() > 1 {
+        return Ok(2);
+    }
     if let Some(record) = first.change.record.found() {
         let mut length = 1;
         while let Some(next) = rest.get(length) {
@@ -256,7 +281,15 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
         Err(UnitRefusal { code: ReasonCode::RecordMismatch, snapshot: first.change.snapshot, text })
     };
 
+    let is_rewrite = match members {
+        [one] => one.proof != RewriteProof::None,
+        [one, _] => one.proof_with_next != RewriteProof::None,
+        _ => false,
+    };
+
     let (kind, scope) = match record.as_ref().map(|r| &r.operation) {
+        // Proved for a class that takes nothing else: what the record says of it adds nothing.
+        _ if is_rewrite && class.is_compaction() => (UnitKind::Rewrite, UnitScope::Partitions(partitions)),
         Some(Operation::Append) => {
             if !net_adds_only {
                 return mismatch(format!(
@@ -306,12 +339,11 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
             (UnitKind::ReplacePartitions { derived: true }, UnitScope::Partitions(partitions))
         }
         None if net_adds_only => append_of(&changes, partitions, class),
-        None if first.proof != RewriteProof::None && members.len() == 1 => {
-            (UnitKind::Rewrite, UnitScope::Partitions(partitions))
-        }
+        None if is_rewrite => (UnitKind::Rewrite, UnitScope::Partitions(partitions)),
         None => (unrecorded_kind(&changes), unrecorded_scope(partitions, class)),
     };
-    Ok(Some(Unit { kind, scope, changes, record }))
+    let keeps_sequence_numbers = members.iter().all(|m| m.keeps_sequence_numbers);
+    Ok(Some(Unit { kind, scope, changes, record, keeps_sequence_numbers }))
 }
 
 /// A change of data without a record: by what it did to delete files. Those of files that it removed itself go

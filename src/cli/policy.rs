@@ -172,6 +172,7 @@ fn class_columns(classes: &[ClassPolicy]) -> Columns {
     let mut columns = Columns::new(&[
         "class",
         "prefix",
+        "kind",
         "overlap",
         "isolation",
         "batch>",
@@ -186,6 +187,7 @@ fn class_columns(classes: &[ClassPolicy]) -> Columns {
         columns.push(vec![
             class.name.clone(),
             prefix.to_owned(),
+            word(&class.kind),
             word(&class.overlap),
             word(&class.isolation),
             class.batch_size.to_string(),
@@ -254,13 +256,13 @@ columns = [\"carier\", \"flight_date\"]
 policies/flights.toml  nyc.flights  1 problem
   error: check 'key': nyc.flights has no column 'carier'
     next: did you mean 'carrier'?
-  class   prefix   overlap                     isolation     batch  age bound  after landing  checks
-  ingest  ingest/  allow-with-duplicate-check  serializable     50        10m  keep           lineage, schema, key
+  class   prefix   kind     overlap                     isolation     batch  age bound  after landing  checks
+  ingest  ingest/  changes  allow-with-duplicate-check  serializable     50        10m  keep           lineage, schema, key
   defined: key (duplicate-key)
 
 shipped default  nyc.planes
-  class    prefix  overlap  isolation     batch  age bound  after landing  checks
-  default  (any)   refuse   serializable     50        10m  keep           lineage, schema
+  class    prefix  kind     overlap  isolation     batch  age bound  after landing  checks
+  default  (any)   changes  refuse   serializable     50        10m  keep           lineage, schema
 "
         );
         assert_eq!(answer.json["ok"], false);

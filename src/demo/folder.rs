@@ -284,7 +284,7 @@ mod tests {
     fn the_policy_is_the_shipped_one_with_short_age_bounds() {
         let shipped = TablePolicy::parse("shipped", SHIPPED_POLICY).unwrap();
         let mut demo = TablePolicy::parse("demo", &policy_text()).unwrap();
-        assert_eq!(demo.classes.len(), 4);
+        assert_eq!(demo.classes.len(), 5);
         for (class, like) in demo.classes.iter_mut().zip(&shipped.classes) {
             assert_eq!(class.age_bound.ms, AGE_BOUND_MS, "{}", class.name);
             class.age_bound = like.age_bound;

@@ -100,6 +100,7 @@ impl Today {
         self.noon(&pipelines).await?;
         self.evening(&pipelines).await?;
         self.review().await?;
+        self.compact_through_the_queue(&pipelines).await?;
         self.stop_worker().await?;
         Ok(Seen { resent })
     }
@@ -109,7 +110,7 @@ impl Today {
         // Each pipeline writes its branches one after the other, and all pipelines at the same time.
         let write = async |pipeline: Pipeline| -> Result<(), UserError> {
             for step in steps().iter().filter(|step| step.pipeline == pipeline) {
-                if step.work == Work::FarFlights {
+                if matches!(step.work, Work::FarFlights | Work::Compaction { .. }) {
                     continue;
                 }
                 pipelines.write(pipeline, &step.branch, start).await?;
@@ -222,6 +223,21 @@ impl Today {
         self.say("queue", "the backfill was 2 s old: it went first and alone, the shards wait behind it");
         let rows = self.until("the shards to land", |rows| ended(rows, |row| row.class == "ingest")).await?;
         self.say("queue", &tally(&rows));
+        Ok(())
+    }
+
+    /// What the shards of the second day left behind in files becomes one, on a branch, checked like all others.
+    async fn compact_through_the_queue(&self, pipelines: &Pipelines) -> Result<(), UserError> {
+        for step in steps().iter().filter(|step| matches!(step.work, Work::Compaction { .. })) {
+            let head = self.head().await?;
+            pipelines.write(step.pipeline, &step.branch, head).await?;
+            pipelines.enqueue(step.pipeline, &step.branch).await?;
+            self.say("maintenance", &format!("compacts that day on {} and enqueues it", step.branch));
+            let branch = step.branch.as_str();
+            self.until("the compaction to end", |rows| ended(rows, |row| row.source.as_str() == branch))
+                .await?;
+            self.say("queue", "its rows are proved to be the same, and it lands");
+        }
         Ok(())
     }
 

@@ -41,7 +41,7 @@ pub enum Pipeline {
     Transform,
     Backfill,
     Analyst,
-    /// Compacts `main`, and trims the raw table.
+    /// Compacts `main` past the queue and a day through it, and trims the raw table.
     Maintenance,
     /// Commits to `main` past the queue.
     Operator,
@@ -89,6 +89,8 @@ pub enum Work {
     FarFlights,
     /// The carrier's name in every row of the target: recorded `overwrite-where` that reads the target.
     AirlineNames,
+    /// A day's files as one, with the same rows.
+    Compaction { day: u32 },
 }
 
 /// The end that a request must come to.
@@ -196,6 +198,16 @@ pub fn groups() -> Vec<Group> {
             "a column of all days",
             vec![step("backfill/airline-names", Pipeline::Backfill, Work::AirlineNames, REBASED)],
             "overlaps everything: alone, when old enough",
+        ),
+        group(
+            "a day compacted on a branch",
+            vec![step(
+                &format!("compaction/{}", date(SHARDED_DAYS[1])),
+                Pipeline::Maintenance,
+                Work::Compaction { day: SHARDED_DAYS[1] },
+                LANDED,
+            )],
+            "in a class that takes nothing but the same rows",
         ),
     ]
 }
@@ -307,8 +319,8 @@ mod tests {
         assert_eq!(names.len(), steps.len());
         let count = |prefix: &str| names.iter().filter(|name| name.starts_with(prefix)).count();
         assert_eq!(
-            [count("ingest/"), count("transform/"), count("feature/"), count("backfill/")],
-            [28 + 1 + 1, 8, 3, 1]
+            ["ingest/", "transform/", "feature/", "backfill/", "compaction/"].map(count),
+            [28 + 1 + 1, 8, 3, 1, 1]
         );
         assert!(names.contains(resent_shard().as_str()));
         assert!(groups().iter().all(|group| group.steps.iter().all(|step| step.end == group.end)));

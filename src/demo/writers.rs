@@ -151,11 +151,11 @@ impl PipelineProcess {
     async fn write(&self, step: &Step, at: SnapshotId) -> Result<SnapshotId, UserError> {
         let branch = RefName::new(&step.branch);
         self.writer.create_branch(&self.flights, &branch, at).await?;
-        let write = self.content(step, branch).await?;
+        let write = self.content(step, branch, at).await?;
         Ok(self.writer.write(&self.flights, write).await?)
     }
 
-    async fn content(&self, step: &Step, branch: RefName) -> Result<BranchWrite, UserError> {
+    async fn content(&self, step: &Step, branch: RefName, at: SnapshotId) -> Result<BranchWrite, UserError> {
         let append = |rows: RecordBatch| -> Result<BranchWrite, UserError> {
             Ok(BranchWrite {
                 branch: branch.clone(),
@@ -246,6 +246,7 @@ impl PipelineProcess {
                 let rows = loaded_days().map(first_load).collect::<Result<Vec<_>, _>>()?;
                 overwrite(loaded_days().collect(), rows, record)
             }
+            Work::Compaction { day } => self.compaction(branch, at, vec![day]).await,
         }
     }
 
@@ -285,29 +286,40 @@ impl PipelineProcess {
         }
     }
 
-    /// Rows as they are, files fewer: each day's files become one.
+    /// Rows of a snapshot as they are, files fewer: each day's files become one.
+    async fn compaction(
+        &self,
+        branch: RefName,
+        at: SnapshotId,
+        days: Vec<u32>,
+    ) -> Result<BranchWrite, UserError> {
+        let names: BTreeSet<String> = days.iter().copied().map(date).collect();
+        let table = self.catalog.load(&self.flights).await?;
+        let snapshot = table.facts.snapshots.get(at).ok_or_else(|| failed("the snapshot is gone"))?;
+        let live = self.writer.store.live_files(&table, snapshot, &FileScope::Table).await?;
+        let reader = RowReader::new(&table, table.facts.current_schema_id)?;
+        let all: Vec<usize> = (0..reader.arrow_schema().fields().len()).collect();
+        let counters = Arc::new(ScanCounters::default());
+        let mut rows = Vec::new();
+        for file in live_rows(live)?.iter().filter(|file| lies_in(&file.file, &names)) {
+            let batches = reader.read(file, &all, &counters)?;
+            rows.extend(batches.try_collect::<Vec<_>>().await?);
+        }
+        Ok(BranchWrite {
+            branch,
+            label: "replace".to_owned(),
+            rows,
+            remove: files_of(days),
+            summary: BTreeMap::new(),
+        })
+    }
+
+    /// The recomputed days on `main`, past the queue.
     async fn compact(&self) -> Result<SnapshotId, UserError> {
-        let days: BTreeSet<String> = RECOMPUTED_DAYS.into_iter().map(date).collect();
         for _ in 0..MAX_DIRECT_TRIES {
             let table = self.catalog.load(&self.flights).await?;
             let head = table.facts.head(&RefName::main()).ok_or_else(|| failed("main is gone"))?;
-            let snapshot = table.facts.snapshots.get(head).ok_or_else(|| failed("main's head is gone"))?;
-            let live = self.writer.store.live_files(&table, snapshot, &FileScope::Table).await?;
-            let reader = RowReader::new(&table, table.facts.current_schema_id)?;
-            let all: Vec<usize> = (0..reader.arrow_schema().fields().len()).collect();
-            let counters = Arc::new(ScanCounters::default());
-            let mut rows = Vec::new();
-            for file in live_rows(live)?.iter().filter(|file| lies_in(&file.file, &days)) {
-                let batches = reader.read(file, &all, &counters)?;
-                rows.extend(batches.try_collect::<Vec<_>>().await?);
-            }
-            let write = BranchWrite {
-                branch: RefName::main(),
-                label: "replace".to_owned(),
-                rows,
-                remove: files_of(RECOMPUTED_DAYS.to_vec()),
-                summary: BTreeMap::new(),
-            };
+            let write = self.compaction(RefName::main(), head, RECOMPUTED_DAYS.to_vec()).await?;
             // What was read must still be what is replaced.
             match self.writer.write_from(&self.flights, head, write).await {
                 Err(BranchWriteError::Moved(_)) => {}

@@ -24,28 +24,39 @@ pub struct AddedFile {
     pub fact: FileFact,
     pub file: Arc<DataFile>,
     pub spec_id: SpecId,
-    /// Data sequence number to keep (rule D4); `None` inherits the snapshot's, as every plain append must.
-    pub sequence_number: Option<i64>,
+    pub age: FileAge,
+}
+
+/// The data sequence number that an added file gets: which deletes reach its rows, or whose rows it deletes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileAge {
+    /// The snapshot's, as every plain append must.
+    #[default]
+    Inherited,
+    /// This one, which is explicit in the manifest (rule D4).
+    Kept(i64),
+    /// That of a snapshot ahead in the same train, whatever it will be (rule D4).
+    Of(SnapshotId),
 }
 
 impl From<NewDataFile> for AddedFile {
     fn from(file: NewDataFile) -> Self {
         let NewDataFile { fact, file, spec_id } = file;
-        Self { fact, file, spec_id, sequence_number: None }
+        Self { fact, file, spec_id, age: FileAge::Inherited }
     }
 }
 
 /// Re-adding a file of another branch: it takes a new sequence number (rule D3).
 impl From<LiveFile> for AddedFile {
     fn from(live: LiveFile) -> Self {
-        Self { fact: live.fact, file: live.file, spec_id: live.spec_id, sequence_number: None }
+        Self { fact: live.fact, file: live.file, spec_id: live.spec_id, age: FileAge::Inherited }
     }
 }
 
 impl From<NewDeleteFile> for AddedFile {
     fn from(file: NewDeleteFile) -> Self {
         let NewDeleteFile { fact, file, spec_id } = file;
-        Self { fact, file, spec_id, sequence_number: None }
+        Self { fact, file, spec_id, age: FileAge::Inherited }
     }
 }
 

@@ -35,7 +35,7 @@ use super::manifest_merge::MergeSettings;
 use super::manifest_rewrite::{Author, ManifestMaker};
 use super::manifests::{ManifestFiles, ManifestStore, TableAccess, has_live_files};
 use super::row_ids;
-pub use super::snapshot_change::{AddedFile, SnapshotChange, new_snapshot_id};
+pub use super::snapshot_change::{AddedFile, FileAge, SnapshotChange, new_snapshot_id};
 use super::snapshot_summary;
 
 /// Manifest lists written at the same time.
@@ -227,7 +227,7 @@ impl SnapshotWriter {
     ) -> Result<Vec<Car>, TableError> {
         let mut cars: Vec<Car> = Vec::with_capacity(changes.len());
         let (mut last_sequence, mut last_ms) = (self.head.sequence_number, self.head.timestamp_ms);
-        for change in changes {
+        for mut change in changes {
             let known = self.existing.contains(change.id)
                 || self.snapshots.contains(&change.id)
                 || cars.iter().any(|car| car.change.id == change.id);
@@ -251,12 +251,7 @@ impl SnapshotWriter {
             last_sequence += 1;
             // Rule N3: never older than the parent or the metadata.
             last_ms = change.now_ms.max(last_ms.saturating_add(1));
-            if let Some(file) =
-                change.added().find(|f| f.sequence_number.is_some_and(|n| n < 0 || n > last_sequence))
-            {
-                let message = format!("{} is to keep a sequence number of the future", file.fact.path);
-                return Err(TableError::InvalidChange { snapshot: change.id, message });
-            }
+            settle_ages(&mut change, last_sequence, &cars)?;
             cars.push(Car {
                 change,
                 sequence_number: last_sequence,
@@ -370,6 +365,28 @@ impl SnapshotWriter {
     }
 }
 
+/// Gives files that are as old as a snapshot ahead the number that this got, and looks for what cannot be.
+fn settle_ages(change: &mut SnapshotChange, sequence_number: i64, ahead: &[Car]) -> Result<(), TableError> {
+    let snapshot = change.id;
+    for file in change.add.iter_mut().chain(&mut change.add_deletes) {
+        let invalid = |what: &str| {
+            let message = format!("{} is to keep the sequence number of {what}", file.fact.path);
+            Err(TableError::InvalidChange { snapshot, message })
+        };
+        file.age = match file.age {
+            FileAge::Inherited => FileAge::Inherited,
+            FileAge::Of(id) if id == snapshot => FileAge::Inherited,
+            FileAge::Of(id) => match ahead.iter().find(|car| car.change.id == id) {
+                Some(car) => FileAge::Kept(car.sequence_number),
+                None => return invalid(&format!("snapshot {id}, which is not ahead of it")),
+            },
+            FileAge::Kept(number) if (0..=sequence_number).contains(&number) => file.age,
+            FileAge::Kept(_) => return invalid("the future"),
+        };
+    }
+    Ok(())
+}
+
 /// Manifest entries of files that a car adds, by spec.
 fn added_entries(car: &Car, files: &[AddedFile]) -> Result<BTreeMap<SpecId, Vec<Entry>>, TableError> {
     let mut by_spec: BTreeMap<SpecId, Vec<Entry>> = BTreeMap::new();
@@ -377,7 +394,10 @@ fn added_entries(car: &Car, files: &[AddedFile]) -> Result<BTreeMap<SpecId, Vec<
         by_spec.entry(added.spec_id).or_default().push(Entry {
             status: ManifestStatus::Added,
             snapshot: car.change.id,
-            sequence_number: added.sequence_number.unwrap_or(car.sequence_number),
+            sequence_number: match added.age {
+                FileAge::Kept(number) => number,
+                FileAge::Inherited | FileAge::Of(_) => car.sequence_number,
+            },
             file_sequence_number: car.sequence_number,
             fact: added.fact.clone(),
             // Rule N2: files that are added again take new row ids, like new ones.

@@ -311,7 +311,7 @@ async fn rule_d4_a_kept_number_of_a_delete_file_bounds_its_manifest() {
     let store = store();
     let files = three_carriers(&mut test, &store).await;
     let mut deletes = deletes_of(&test, &files[..2]).await;
-    deletes[0].sequence_number = Some(2);
+    deletes[0].age = FileAge::Kept(2);
     let snapshot = writer_on(&store, &test).await.add(row_delta(4, deletes)).await.unwrap();
     let manifests = delete_manifests(&test, &snapshot.manifest_list);
     assert_eq!((manifests[0].min_sequence_number, manifests[0].sequence_number), (2, 4));
@@ -323,7 +323,7 @@ async fn rule_d4_a_kept_number_of_a_delete_file_bounds_its_manifest() {
         .collect();
     assert_eq!(numbers, [(2, 4), (4, 4)].into());
     let mut late = deletes_of(&test, &files[2..]).await;
-    late[0].sequence_number = Some(99);
+    late[0].age = FileAge::Kept(99);
     let error = writer_on(&store, &test).await.add(row_delta(5, late)).await.unwrap_err();
     assert!(error.to_string().contains("of the future"), "{error}");
 }

@@ -399,7 +399,7 @@ async fn rule_d4_a_kept_sequence_number_is_written_and_bounds_the_manifest() {
     let mut writer = writer_on(&store, &test).await;
     let added = (1..=3).map(|at| append(at, [test.pretended_file(&format!("f{at}"), "UA")])).collect();
     let snapshots = writer.add_all(added).await.unwrap();
-    let compacted = AddedFile { sequence_number: Some(2), ..test.pretended_file("compacted", "UA") };
+    let compacted = AddedFile { age: FileAge::Kept(2), ..test.pretended_file("compacted", "UA") };
     let mut change = append(4, [compacted]);
     change.label = "replace".to_owned();
     change.remove = [Arc::from("f1"), Arc::from("f2")].into();
@@ -410,9 +410,32 @@ async fn rule_d4_a_kept_sequence_number_is_written_and_bounds_the_manifest() {
     let file = live.data.iter().find(|f| &*f.fact.path == "compacted").unwrap();
     assert_eq!((file.sequence_number, file.file_sequence_number), (2, 4));
     test.commit("main", &snapshots);
-    let future = AddedFile { sequence_number: Some(9), ..test.pretended_file("future", "UA") };
+    let future = AddedFile { age: FileAge::Kept(9), ..test.pretended_file("future", "UA") };
     let error = writer.add(append(5, [future])).await.unwrap_err();
     assert!(matches!(error, TableError::InvalidChange { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn rule_d4_a_file_is_as_old_as_a_snapshot_ahead_of_it_in_the_train() {
+    let test = TestTable::new();
+    let store = store();
+    let mut writer = writer_on(&store, &test).await;
+    let as_old = |path: &str, as_snapshot: i64| AddedFile {
+        age: FileAge::Of(SnapshotId(as_snapshot)),
+        ..test.pretended_file(path, "UA")
+    };
+    let train = vec![
+        append(1, [test.pretended_file("a", "UA")]),
+        append(2, [test.pretended_file("b", "UA")]),
+        append(3, [as_old("c", 1), as_old("d", 3)]),
+    ];
+    let last = writer.add_all(train).await.unwrap().pop().unwrap();
+    let live = store.live_files(&test.table, &fact_of_new(&last), &FileScope::Table).await.unwrap();
+    let numbers: std::collections::BTreeMap<_, _> =
+        live.data.iter().map(|f| (f.fact.path.to_string(), f.sequence_number)).collect();
+    assert_eq!(numbers.into_values().collect::<Vec<_>>(), [1, 2, 1, 3]);
+    let error = writer.add(append(4, [as_old("e", 5)])).await.unwrap_err();
+    assert!(error.to_string().contains("snapshot 5, which is not ahead of it"), "{error}");
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ use super::data_files::{DataFileWriter, NewDataFile};
 use super::document::Document;
 use super::loaded::LoadedTable;
 use super::manifest_codec::file_fact;
-use super::snapshot_writer::{AddedFile, SnapshotChange};
+use super::snapshot_writer::{AddedFile, FileAge, SnapshotChange};
 
 /// Later than any table that a test makes.
 pub(super) const NOW_MS: i64 = 4_000_000_000_000;
@@ -161,7 +161,7 @@ impl TestTable {
             .build()
             .unwrap();
         let fact = file_fact(&file, carrier_partition(carrier)).unwrap();
-        AddedFile { fact, file: Arc::new(file), spec_id: SpecId(0), sequence_number: None }
+        AddedFile { fact, file: Arc::new(file), spec_id: SpecId(0), age: FileAge::Inherited }
     }
 
     /// Ids that the crate's scan finds in a snapshot of the table, sorted.

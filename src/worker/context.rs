@@ -1,14 +1,13 @@
 //! What a worker works with. Time, ids and randomness come in here and nowhere else.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use mergeberg_kernel::change::RewriteProof;
-use mergeberg_kernel::ids::{QueueId, RefName, SnapshotId, TableName, TableUuid, TrainId};
+use mergeberg_kernel::ids::{QueueId, RefName, TableName, TableUuid, TrainId};
 
 use super::ahead::Ahead;
 use super::losses::Losses;
+use super::rewrites::Proofs;
 use crate::config::PolicyFolder;
 use crate::ledger::Ledger;
 use crate::table::catalog::Catalog;
@@ -22,8 +21,6 @@ pub type Random = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// Memory for decoded manifests, in bytes.
 pub const MANIFEST_CACHE_BYTES: usize = 128 * 1024 * 1024;
-/// Rewrite proofs remembered between ticks, in snapshots.
-const MAX_PROOFS: usize = 10_000;
 
 /// One queue's shell.
 pub struct Worker {
@@ -38,7 +35,7 @@ pub struct Worker {
     pub random: Random,
     /// Who this process is, for the leader row.
     pub holder: String,
-    pub(super) proofs: Mutex<HashMap<SnapshotId, RewriteProof>>,
+    pub(super) proofs: Mutex<Proofs>,
     pub(super) losses: Mutex<Losses>,
     pub(super) ahead: Mutex<Ahead>,
     pub(super) from_ahead: AtomicU64,
@@ -92,18 +89,6 @@ impl Worker {
     /// A train id that is never used twice: time in milliseconds and 64 random bits.
     pub fn new_train_id(&self) -> TrainId {
         TrainId(format!("{:011x}-{:016x}", self.now_ms(), (self.random)()))
-    }
-
-    pub(super) fn proof(&self, snapshot: SnapshotId) -> Option<RewriteProof> {
-        lock(&self.proofs).get(&snapshot).copied()
-    }
-
-    pub(super) fn remember_proof(&self, snapshot: SnapshotId, proof: RewriteProof) {
-        let mut proofs = lock(&self.proofs);
-        if proofs.len() >= MAX_PROOFS {
-            proofs.clear();
-        }
-        proofs.insert(snapshot, proof);
     }
 }
 

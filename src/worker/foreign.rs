@@ -3,9 +3,9 @@
 //! A proven rewrite is maintenance, everything else is a bypass. A target that is no descendant of the
 //! head that the queue knew is rewound: the lane is held until an operator adopts the new head.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
-use mergeberg_kernel::change::{ChangeSet, RewriteProof};
+use mergeberg_kernel::change::RewriteProof;
 use mergeberg_kernel::ids::SnapshotId;
 use mergeberg_kernel::lineage::SnapshotFact;
 use mergeberg_kernel::policy::TablePolicy;
@@ -14,8 +14,6 @@ use super::context::{Lane, Worker};
 use super::error::WorkerError;
 use crate::ledger::{ForeignKind, ForeignRow};
 use crate::table::loaded::LoadedTable;
-use crate::table::manifests::FileScope;
-use crate::validate::CheckError;
 
 /// Where the target stands against what the queue knew.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,62 +105,4 @@ impl Worker {
             seen_at_ms: self.now_ms(),
         })
     }
-
-    /// Rule C5. Remembered by snapshot id, since a snapshot never changes.
-    pub(super) async fn rewrite_proof(
-        &self,
-        table: &LoadedTable,
-        snapshot: &SnapshotFact,
-        change: &ChangeSet,
-        policy: &TablePolicy,
-    ) -> Result<RewriteProof, WorkerError> {
-        // What replaces nothing is no rewrite, and is not read: an upsert would cost its whole partition.
-        let replaces_files = !change.added.is_empty() && !change.removed.is_empty();
-        if !replaces_files && change.removed_deletes.is_empty() {
-            return Ok(RewriteProof::None);
-        }
-        if let Some(known) = self.proof(snapshot.id) {
-            return Ok(known);
-        }
-        let trusted = snapshot.label == "replace"
-            && policy
-                .trusted_rewriters
-                .iter()
-                .any(|name| [ENGINE_NAME, APP_ID].iter().any(|key| snapshot.summary.get(*key) == Some(name)));
-        let proof = match self.prove(table, snapshot, change, trusted).await {
-            Ok(proof) => proof,
-            Err(error) => {
-                // Unproved is a data change: the stricter answer. Not remembered, so that it is tried again.
-                tracing::warn!(snapshot = %snapshot.id, "a rewrite could not be proved: {error}");
-                return Ok(RewriteProof::None);
-            }
-        };
-        self.remember_proof(snapshot.id, proof);
-        Ok(proof)
-    }
-
-    async fn prove(
-        &self,
-        table: &LoadedTable,
-        snapshot: &SnapshotFact,
-        change: &ChangeSet,
-        trusted: bool,
-    ) -> Result<RewriteProof, CheckError> {
-        let Some(parent) = snapshot.parent.and_then(|id| table.facts.snapshots.get(id)) else {
-            return Ok(RewriteProof::None);
-        };
-        let partitions: BTreeSet<_> = change.partitions().cloned().collect();
-        let scope = FileScope::Partitions(partitions.into_iter().collect());
-        let before = self.store.live_files(table, parent, &scope).await?;
-        let after = self.store.live_files(table, snapshot, &scope).await?;
-        if !trusted {
-            return self.prover.prove(table, before, after).await;
-        }
-        let equal = self.prover.equal_counts(table, before, after).await?;
-        Ok(if equal { RewriteProof::TrustedPrincipal } else { RewriteProof::None })
-    }
 }
-
-/// Summary keys in which engines name themselves.
-const ENGINE_NAME: &str = "engine-name";
-const APP_ID: &str = "app-id";

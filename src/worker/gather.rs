@@ -23,6 +23,7 @@ use super::landing::tag_name;
 use super::own_sources::{kind_of, wap_ids};
 use super::pins::pinned_base;
 use super::reverts::{concerning, only_its_files, reverted};
+use super::rewrites::{changes_wait, window};
 use super::structure::Structures;
 use crate::ledger::RequestRow;
 use crate::replay::filter::read_filter;
@@ -80,8 +81,8 @@ impl Worker {
         let mut sides: HashMap<Option<SnapshotId>, Arc<TargetSide>> = HashMap::new();
         let largest = policy.classes.iter().map(|c| c.batch_size).max().unwrap_or(1);
         let batch = largest.max(mergeberg_kernel::policy::DEFAULT_BATCH_SIZE);
-        let mut rows = rows;
-        let behind = rows.split_off(rows.len().min(batch * WINDOW_BATCHES));
+        let (rows, behind) = window(&policy, rows, batch * WINDOW_BATCHES);
+        let changes_wait = changes_wait(&policy, &rows);
         let next_sources =
             behind.iter().take(batch).map(|row| source_line(facts, &line, row.pinned)).collect();
         let sources: Vec<Vec<SnapshotId>> =
@@ -153,11 +154,18 @@ impl Worker {
                 broken: not_a_branch(&table, row)
                     .or_else(|| reverted(&taken_back, row))
                     .or_else(|| taken_tag(&table, &class, row, self.now_ms())),
+                unread: None,
                 target_side,
             };
             if let Some(base) = base_id
                 && !pinned_on_target
             {
+                if !self.looks_into(&class, row, changes_wait) {
+                    let text = "looked into when nobody waits who changes rows".to_owned();
+                    request.unread = Some((ReasonCode::BehindChanges, text));
+                    requests.push(request);
+                    continue;
+                }
                 self.gather_source(&table, row, base, &line, structures, &policy, &mut request).await?;
                 all_fresh &= is_fresh(&table, lane, row, self.now_ms());
             }
@@ -295,6 +303,13 @@ impl Worker {
                 Err(error) => return Err(error),
             }
         }
+        match self.look_at_rewrites(table, &mut changes, base, policy, request).await {
+            Err(error) if error.is_own_fault() => {
+                request.broken = Some((error.reason(), error.to_string()));
+                return Ok(());
+            }
+            looked => looked?,
+        }
         let sets: Vec<&ChangeSet> = changes.iter().map(|c| c.change.as_ref()).collect();
         request.structure = structures.standing(table, &sets, line);
         request.units = match unreadable_record(&changes, table) {
@@ -353,7 +368,15 @@ impl Worker {
             }
             _ => (None, false),
         };
-        Ok(SourceChange { change, proof, parent_files, filter, reads_target })
+        Ok(SourceChange {
+            change,
+            proof,
+            proof_with_next: RewriteProof::None,
+            keeps_sequence_numbers: false,
+            parent_files,
+            filter,
+            reads_target,
+        })
     }
 }
 
@@ -392,7 +415,7 @@ fn add_received(
 }
 
 /// The class that the request was enqueued under; the shipped default when the policy lost it.
-fn class_of(policy: &TablePolicy, row: &RequestRow) -> Arc<ClassPolicy> {
+pub(super) fn class_of(policy: &TablePolicy, row: &RequestRow) -> Arc<ClassPolicy> {
     let mut class = policy.class_named(&row.class).cloned().unwrap_or_else(ClassPolicy::shipped_default);
     if row.reverts.is_some() {
         // Only what was there comes back, so rows that came beside it are in nobody's way (rule C4).

@@ -105,8 +105,8 @@ impl Worker {
                 }
                 Some(Eviction::CouldNotRun { check, error }) => {
                     let tries = tries_of(&train.gathered, request) + 1;
-                    let wait = CHECK_RETRY_MS.saturating_mul(1 << tries.min(10));
-                    let detail = json!({ "text": error, "check": check, TRIES: tries, RETRY_AT: self.now_ms() + wait });
+                    let retry_at = self.now_ms() + rest_after(tries);
+                    let detail = json!({ "text": error, "check": check, TRIES: tries, RETRY_AT: retry_at });
                     (RequestEvent::Hold(ReasonCode::CheckCouldNotRun), detail)
                 }
                 None => (
@@ -119,6 +119,11 @@ impl Worker {
         self.ledger.apply(Some(train.epoch), &changes, self.now_ms()).await?;
         Ok(())
     }
+}
+
+/// How long what could not run that often rests before it is tried again, in milliseconds.
+pub(super) fn rest_after(tries: u64) -> i64 {
+    CHECK_RETRY_MS.saturating_mul(1 << tries.min(10))
 }
 
 fn tries_of(gathered: &Gathered, request: RequestId) -> u64 {

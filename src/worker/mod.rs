@@ -3,8 +3,9 @@
 //! One leader a ledger; inside it one lane a (table, target), tables side by side. A tick takes no input and may run twice.
 //! `protocol.rs` holds the order of writes.
 
-pub mod ahead;
-mod check;
+mod ages;
+mod ahead;
+pub mod check;
 pub mod context;
 pub mod error;
 pub mod foreign;
@@ -18,6 +19,7 @@ pub mod plan;
 mod prepared;
 pub mod protocol;
 pub mod reverts;
+mod rewrites;
 pub mod run;
 pub mod settle;
 pub mod stage;

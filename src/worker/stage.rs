@@ -13,6 +13,7 @@ use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::record::Operation;
 use mergeberg_kernel::unit::{NetFiles, Unit, UnitKind};
 
+use super::ages::Ages;
 use super::context::Worker;
 use super::error::WorkerError;
 use super::gather::Gathered;
@@ -252,10 +253,11 @@ impl Worker {
         taken_ids: &mut BTreeSet<SnapshotId>,
     ) -> Result<Preparation, WorkerError> {
         let mut prepared = PreparedCar::new();
+        let mut ages = Ages::of(gathered, car);
         for unit in &car.classification.units {
             let as_is = car.action == CarAction::Pick || unit.kind == UnitKind::BlindAppend;
             let outcome = if as_is {
-                self.prepare_pick(gathered, car, unit, taken_ids, &mut prepared).await?
+                self.prepare_pick(gathered, car, unit, taken_ids, &mut ages, &mut prepared).await?
             } else {
                 self.prepare_replay(gathered, car, unit, taken_ids, &mut prepared).await?
             };
@@ -273,9 +275,9 @@ impl Worker {
         car: &Car,
         unit: &Unit,
         taken_ids: &mut BTreeSet<SnapshotId>,
+        ages: &mut Ages,
         prepared: &mut PreparedCar,
     ) -> Result<Option<(ReasonCode, String)>, WorkerError> {
-        let base_sequence = self.base_sequence(gathered, car);
         for change in &unit.changes {
             let Some(source) = gathered.table.facts.snapshots.get(change.snapshot) else {
                 return Ok(Some((
@@ -284,9 +286,12 @@ impl Worker {
                 )));
             };
             let LiveFiles { data, deletes } = self.store.added(&gathered.table, source).await?;
-            let kept = |file: LiveFile| picked(file, source, base_sequence);
+            let id = self.fresh_id(gathered, taken_ids);
+            ages.becomes(source.id, id);
+            let kept =
+                |file: LiveFile| AddedFile { age: ages.on_target(&file, source), ..AddedFile::from(file) };
             let mut write = SnapshotChange {
-                id: self.fresh_id(gathered, taken_ids),
+                id,
                 label: change.label.clone(),
                 add: data.into_iter().map(kept).collect(),
                 remove: change.removed.iter().map(|f| Arc::clone(&f.path)).collect(),
@@ -440,14 +445,6 @@ impl Worker {
         Ok(prepared.own.over(live, scope))
     }
 
-    /// Sequence number of the snapshot that the car's branch was made from; 0 without one.
-    fn base_sequence(&self, gathered: &Gathered, car: &Car) -> i64 {
-        let facts = &gathered.table.facts;
-        let first = car.classification.units.first().and_then(|unit| unit.snapshots().next());
-        let parent = first.and_then(|id| facts.snapshots.get(id)).and_then(|snapshot| snapshot.parent);
-        parent.and_then(|id| facts.snapshots.get(id)).map_or(0, |base| base.sequence_number)
-    }
-
     fn fresh_id(&self, gathered: &Gathered, taken: &mut BTreeSet<SnapshotId>) -> SnapshotId {
         loop {
             let id = new_snapshot_id(&gathered.table.facts, || (self.random)());
@@ -460,15 +457,6 @@ impl Worker {
 
 /// Files to add, data files to remove, delete files to remove.
 type Replacement = (Vec<AddedFile>, BTreeSet<Arc<str>>, BTreeSet<DeleteKey>);
-
-/// A file of the branch again. It inherits the candidate's sequence number (rule D3), unless its own was
-/// explicit and is one that the target knows too, as a compaction's is (rule D4): with a higher one, deletes
-/// by value that came meanwhile would not reach it.
-fn picked(file: LiveFile, source: &SnapshotFact, base_sequence: i64) -> AddedFile {
-    let explicit = file.sequence_number != source.sequence_number && file.sequence_number <= base_sequence;
-    let sequence_number = explicit.then_some(file.sequence_number);
-    AddedFile { sequence_number, ..AddedFile::from(file) }
-}
 
 pub(super) fn changes_of(units: &[Unit]) -> impl Iterator<Item = &ChangeSet> {
     units.iter().flat_map(|unit| unit.changes.iter().map(AsRef::as_ref))

@@ -21,7 +21,7 @@ use crate::table::deletes::{DeleteIndex, DeleteStore, RowsToDelete, VectorWriter
 use crate::table::error::TableError;
 use crate::table::manifests::{FileScope, LiveFile, LiveFiles};
 use crate::table::scan::ScanCounters;
-use crate::table::snapshot_writer::{AddedFile, SnapshotChange};
+use crate::table::snapshot_writer::{AddedFile, FileAge, SnapshotChange};
 
 /// First format version with deletion vectors.
 const VECTORS_SINCE: u8 = 3;
@@ -115,7 +115,7 @@ impl Worker {
                 fact: new.fact,
                 file: new.file,
                 spec_id: new.spec_id,
-                sequence_number: None,
+                age: FileAge::Inherited,
             });
         }
         Ok(None)

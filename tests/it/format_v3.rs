@@ -55,7 +55,7 @@ impl House {
 
     /// A snapshot on main that deletes the first row of the file that holds `order`: by a deletion vector, in
     /// format v2 by a position-delete file.
-    async fn delete_first_row_beside(&self, order: i64) -> SnapshotId {
+    pub(crate) async fn delete_first_row_beside(&self, order: i64) -> SnapshotId {
         let table = self.loaded().await;
         let head = table.facts.head(&main_branch()).unwrap();
         let rows = self.files_at(&table, head).await;

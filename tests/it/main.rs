@@ -15,6 +15,7 @@ mod cases_trains;
 mod cases_upkeep;
 mod catalogs;
 mod claims;
+mod compactions;
 mod counts;
 mod crashes;
 mod deletes;

@@ -7,6 +7,7 @@
 mod story;
 
 mod cases;
+mod compactions;
 mod deletes;
 mod inverse;
 mod lineage;

@@ -289,6 +289,14 @@ fn every_wrong_class_is_named_with_what_is_wrong() {
         (with_class("overlap = \"allow-with-duplicate-check\""), "duplicate-key check"),
         (with_class("isolation = \"snapshot\""), "scope = \"table\""),
         (with_class(&format!("isolation = \"snapshot\"\nchecks = [\"keys\"]\n{keys}")), "scope = \"table\""),
+        (with_class("kind = \"compact\""), "compact"),
+        (with_class("kind = \"compaction\"\nappends = \"derived\""), "'appends' says nothing"),
+        (with_class("kind = \"compaction\"\noverlap = \"allow\""), "'overlap' says nothing"),
+        (with_class("kind = \"compaction\"\nisolation = \"snapshot\""), "'isolation' says nothing"),
+        (
+            with_class("kind = \"compaction\"\nequality-deletes = \"rebase\""),
+            "'equality-deletes' says nothing",
+        ),
         (with_class("[[class]]\nname = \"ingest\"\nprefix = \"other/\""), "class 'ingest' is defined twice"),
         (with_class("[[class]]\nname = \"other\"\nprefix = \"ingest/\""), "the prefix 'ingest/'"),
     ] {

@@ -9,7 +9,7 @@ use mergeberg_kernel::classify::Class;
 use mergeberg_kernel::evidence::CheckResult;
 use mergeberg_kernel::ids::{RequestId, SnapshotId};
 use mergeberg_kernel::lineage::BaseFinding;
-use mergeberg_kernel::policy::{Appends, ClassPolicy, Isolation, Overlap};
+use mergeberg_kernel::policy::{Appends, ClassKind, ClassPolicy, Isolation, Overlap};
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::record::Operation;
 use mergeberg_kernel::unit::{Unit, UnitKind};
@@ -107,8 +107,15 @@ fn add(story: &mut Story, id: &str, parent: &str, draft: &Draft) {
 
 fn any_class() -> impl Strategy<Value = Arc<ClassPolicy>> {
     let overlap = select(&[Overlap::Refuse, Overlap::Allow, Overlap::AllowWithDuplicateCheck][..]);
-    (overlap, any::<bool>(), any::<bool>(), 1..6_usize).prop_map(|(overlap, derived, snapshot, batch)| {
+    let compacts = select(&[true, false, false, false][..]);
+    let knobs = (overlap, any::<bool>(), any::<bool>(), 1..6_usize, compacts);
+    knobs.prop_map(|(overlap, derived, snapshot, batch, compacts)| {
         class(|c| {
+            if compacts {
+                c.kind = ClassKind::Compaction;
+                c.batch_size = batch;
+                return;
+            }
             c.overlap = overlap;
             c.appends = if derived { Appends::Derived } else { Appends::Blind };
             c.isolation = if snapshot { Isolation::Snapshot } else { Isolation::Serializable };
@@ -253,9 +260,14 @@ proptest! {
         // Every request is a car or has one verdict.
         let mut seen: Vec<RequestId> = plan.cars.iter().map(|c| c.request).collect();
         seen.extend(plan.verdicts.iter().map(|v| v.0));
+        seen.extend(&plan.next);
         seen.sort();
         let all: Vec<RequestId> = waiting.iter().map(|f| f.request).collect();
         prop_assert_eq!(seen, all);
+
+        let compactions = plan.cars.iter().filter(|car| car.class.is_compaction()).count();
+        prop_assert!(compactions == 0 || compactions == plan.cars.len(), "compactions ride by themselves");
+        prop_assert!(compactions > 0 || plan.next.is_empty());
 
         for (at, car) in plan.cars.iter().enumerate() {
             prop_assert!(plan.cars.len() <= car.class.batch_size);

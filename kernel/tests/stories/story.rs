@@ -114,6 +114,8 @@ pub struct Commit {
     parent: Option<SnapshotId>,
     change: ChangeSet,
     proof: RewriteProof,
+    proof_with_next: RewriteProof,
+    keeps_sequence_numbers: bool,
     filter: Option<Filter>,
     reads_target: bool,
     publishes: Option<SnapshotId>,
@@ -145,6 +147,18 @@ impl Commit {
     /// Same rows in, same rows out: the content was compared.
     pub fn proved(&mut self) -> &mut Self {
         self.proof = RewriteProof::Content;
+        self
+    }
+
+    /// The same rows as before when the next snapshot is taken with it.
+    pub fn proved_with_next(&mut self) -> &mut Self {
+        self.proof_with_next = RewriteProof::Content;
+        self
+    }
+
+    /// Its files are as old as those that they replace (rule D4).
+    pub fn keeping_sequence_numbers(&mut self) -> &mut Self {
+        self.keeps_sequence_numbers = true;
         self
     }
 
@@ -225,6 +239,8 @@ impl Story {
             parent,
             change,
             proof: RewriteProof::None,
+            proof_with_next: RewriteProof::None,
+            keeps_sequence_numbers: false,
             filter: None,
             reads_target: false,
             publishes: None,
@@ -341,6 +357,8 @@ impl Story {
         SourceChange {
             change: Arc::new(commit.change.clone()),
             proof: commit.proof,
+            proof_with_next: commit.proof_with_next,
+            keeps_sequence_numbers: commit.keeps_sequence_numbers,
             parent_files,
             filter: commit.filter.clone(),
             reads_target: commit.reads_target,
@@ -449,6 +467,7 @@ impl Merge<'_> {
             structure: StructureStanding::Accepted,
             units: self.units(),
             broken: None,
+            unread: None,
             target_side: Arc::new(self.target_side()),
         }
     }
@@ -484,5 +503,6 @@ pub fn words(plan: &TrainPlan) -> String {
         };
         words.push(format!("{request} {word}"));
     }
+    words.extend(plan.next.iter().map(|request| format!("{request} next")));
     words.join(", ")
 }

@@ -21,7 +21,7 @@ use crate::table::error::TableError;
 use crate::table::loaded::LoadedTable;
 use crate::table::manifests::{FileScope, LiveFile, LiveFiles, ManifestStore};
 use crate::table::scan::{RowReader, ScanCounters, ScanFile};
-use crate::table::snapshot_writer::AddedFile;
+use crate::table::snapshot_writer::{AddedFile, FileAge};
 
 /// Files copied at the same time.
 const PARALLEL_COPIES: usize = 4;
@@ -190,7 +190,7 @@ async fn put_back(
         }
     }
     for NewDeleteFile { fact, file, spec_id } in write_deletes(table, &by_position).await? {
-        deletes.add.push(AddedFile { fact, file, spec_id, sequence_number: None });
+        deletes.add.push(AddedFile { fact, file, spec_id, age: FileAge::Inherited });
     }
     if !by_value.is_empty() {
         deletes.rows = write_rows(table, &by_value).await?;
