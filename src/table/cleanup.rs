@@ -5,6 +5,7 @@
 //! that is not in the catalog shares a file, only the caller knows.
 
 use std::collections::HashSet;
+use std::pin::pin;
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -141,8 +142,9 @@ async fn refuse_if_referenced(
         }
         let young: ManifestFiles =
             list.iter().filter(|m| m.sequence_number >= files.first_sequence_number).cloned().collect();
-        for manifest in store.manifests(&access, &young).await? {
-            if let Some(entry) = manifest.entries.iter().find(|e| data_files.contains(&*e.fact.path)) {
+        let mut decoded = pin!(store.in_turn(&access, &young));
+        while let Some(held) = decoded.try_next().await? {
+            if let Some(entry) = held.manifest.entries.iter().find(|e| data_files.contains(&*e.fact.path)) {
                 return referenced(&entry.fact.path, snapshot);
             }
         }

@@ -4,6 +4,9 @@
 //! one spec are packed, from the oldest on, into consecutive bins of the target size; order is kept. The
 //! newest bin, the one that holds the newest manifest, waits until it has the minimum count; every other
 //! bin of two or more is merged at once. Data and delete manifests are planned apart, each by itself.
+//!
+//! Other than Java's, a bin is full with [`MAX_MERGED_FILES`] as well: a merge holds what it merges, and a size in
+//! bytes says little of that.
 
 use std::collections::BTreeMap;
 
@@ -20,6 +23,9 @@ const TARGET_SIZE: &str = "commit.manifest.target-size-bytes";
 const DEFAULT_MIN_COUNT: i64 = 100;
 /// Java's default of `commit.manifest.target-size-bytes`, in bytes.
 const DEFAULT_TARGET_SIZE_BYTES: i64 = 8 * 1024 * 1024;
+
+/// A merged manifest has at most this many files.
+const MAX_MERGED_FILES: u64 = 20_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MergeSettings {
@@ -58,8 +64,12 @@ pub(super) fn plan<M: AsRef<ManifestFile>>(manifests: &[M], settings: &MergeSett
     }
     let mut steps = Vec::with_capacity(manifests.len());
     for (_, group) in by_spec.into_iter().rev() {
-        let length = |at: usize| manifests[at].as_ref().manifest_length;
-        for bin in pack_from_end(&group, length, settings.target_size_bytes) {
+        let size = |at: usize| {
+            let manifest = manifests[at].as_ref();
+            Size { bytes: manifest.manifest_length, files: file_count(manifest) }
+        };
+        let full = Size { bytes: settings.target_size_bytes, files: MAX_MERGED_FILES };
+        for bin in pack_from_end(&group, size, full) {
             // Position 0 is the newest manifest of all.
             let waits = bin.contains(&0) && bin.len() < settings.min_count;
             if bin.len() == 1 || waits {
@@ -72,21 +82,43 @@ pub(super) fn plan<M: AsRef<ManifestFile>>(manifests: &[M], settings: &MergeSett
     steps
 }
 
-/// Consecutive bins of at most `target` bytes, filled from the end, so that the first bin is the one that
-/// is left under-filled and is merged later. An item larger than `target` has a bin of its own.
-fn pack_from_end(items: &[usize], length: impl Fn(usize) -> i64, target: i64) -> Vec<Vec<usize>> {
+/// Live and removed files of a manifest, as its list says; 0 where it does not.
+pub(super) fn file_count(manifest: &ManifestFile) -> u64 {
+    let counts = [manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count];
+    counts.into_iter().flatten().map(u64::from).sum()
+}
+
+#[derive(Clone, Copy, Default)]
+struct Size {
+    bytes: i64,
+    files: u64,
+}
+
+impl Size {
+    fn and(self, other: Self) -> Self {
+        Self { bytes: self.bytes.saturating_add(other.bytes), files: self.files.saturating_add(other.files) }
+    }
+
+    fn fits_in(self, full: Self) -> bool {
+        self.bytes <= full.bytes && self.files <= full.files
+    }
+}
+
+/// Consecutive bins that are at most full, filled from the end, so that the first bin is the one that
+/// is left under-filled and is merged later. An item larger than that has a bin of its own.
+fn pack_from_end(items: &[usize], size: impl Fn(usize) -> Size, full: Size) -> Vec<Vec<usize>> {
     let mut bins: Vec<Vec<usize>> = Vec::new();
     let mut bin: Vec<usize> = Vec::new();
-    let mut bin_bytes = 0_i64;
+    let mut packed = Size::default();
     for item in items.iter().rev() {
-        let bytes = length(*item);
-        if !bin.is_empty() && bin_bytes.saturating_add(bytes) > target {
+        let own = size(*item);
+        if !bin.is_empty() && !packed.and(own).fits_in(full) {
             bin.reverse();
             bins.push(std::mem::take(&mut bin));
-            bin_bytes = 0;
+            packed = Size::default();
         }
         bin.push(*item);
-        bin_bytes = bin_bytes.saturating_add(bytes);
+        packed = packed.and(own);
     }
     if !bin.is_empty() {
         bin.reverse();
@@ -180,6 +212,19 @@ mod tests {
         let mut expected = keep([0, 2]);
         expected.push(MergeStep::Merge(vec![1, 3]));
         assert_eq!(plan(&list, &settings(3, 1000)), expected);
+    }
+
+    #[test]
+    fn a_merge_holds_so_many_files_and_no_more_whatever_their_size() {
+        let of = |files: u32| {
+            let bare = manifest(0, 1).as_ref().clone();
+            Arc::new(ManifestFile { added_files_count: Some(files), ..bare })
+        };
+        let list = vec![of(9_000), of(9_000), of(8_000), of(3_000), of(50_000), of(20_000)];
+        let mut expected = keep(0..1);
+        expected.push(MergeStep::Merge(vec![1, 2, 3]));
+        expected.extend(keep([4, 5]));
+        assert_eq!(plan(&list, &settings(100, i64::MAX)), expected);
     }
 
     #[test]

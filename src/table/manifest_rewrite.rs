@@ -5,7 +5,8 @@
 //! table's thresholds (rule L9). Rows keep the ids that they have (rule N2). Every manifest written enters the store's cache in its decoded form.
 //! What the files are, and in which order snapshots follow, the snapshot writer decides.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::pin::pin;
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -17,7 +18,7 @@ use uuid::Uuid;
 
 use super::error::TableError;
 use super::manifest_codec::{self, DecodedManifest, Entry, ManifestPlan};
-use super::manifest_merge::{self, MergeSettings, MergeStep, carried_over};
+use super::manifest_merge::{self, MergeSettings, MergeStep, carried_over, file_count};
 use super::manifests::{
     FileScope, ManifestFiles, ManifestStore, TableAccess, has_live_files, may_hold, on_blocking_thread,
 };
@@ -27,8 +28,8 @@ use super::snapshot_change::SnapshotChange;
 
 /// Manifests written at the same time.
 const PARALLEL_WRITES: usize = 8;
-/// Manifests searched at the same time for files to remove.
-const PARALLEL_SEARCHES: usize = 8;
+/// Manifests that are written again at the same time hold at most so many files; a larger one is by itself.
+const REWRITTEN_FILES: u64 = 20_000;
 
 /// The snapshot that manifests are written for.
 #[derive(Clone, Copy, Debug)]
@@ -68,22 +69,28 @@ impl ManifestMaker {
         }
         let holders = self.find(remove, &manifests, author.snapshot).await?;
         let mut removed = Vec::new();
-        let mut plans = Vec::with_capacity(holders.len());
-        for (at, manifest) in &holders {
-            let (held, wanted) = (manifest.clone(), remove.clone());
-            let file = manifests[*at].clone();
-            let (entries, gone) = on_blocking_thread(&manifests[*at].manifest_path, move || {
-                let entries = row_ids::resolved(&file, &held.entries, author)?;
-                Ok::<_, TableError>(split(entries, &wanted, author.snapshot))
-            })
-            .await??;
-            removed.extend(gone);
-            let kind = (manifest.content, manifest.spec_id);
-            plans.push(self.plan(author, kind, entries, Some(manifest.as_ref()))?);
-        }
-        let rewritten = self.write(plans).await?;
-        for ((at, _), manifest) in holders.iter().zip(rewritten) {
-            manifests[*at] = manifest;
+        let mut rest = holders.as_slice();
+        while !rest.is_empty() {
+            let (some, after) = rest.split_at(few(rest, &manifests));
+            rest = after;
+            let files: ManifestFiles = some.iter().map(|at| manifests[*at].clone()).collect();
+            let decoded = self.store.manifests(&self.access, &files).await?;
+            let mut plans = Vec::with_capacity(some.len());
+            for (file, manifest) in files.iter().zip(decoded) {
+                let (held, wanted, listed) = (manifest.clone(), remove.clone(), file.clone());
+                let (entries, gone) = on_blocking_thread(&file.manifest_path, move || {
+                    let entries = row_ids::resolved(&listed, &held.entries, author)?;
+                    Ok::<_, TableError>(split(entries, &wanted, author.snapshot))
+                })
+                .await??;
+                removed.extend(gone);
+                let kind = (manifest.content, manifest.spec_id);
+                plans.push(self.plan(author, kind, entries, Some(manifest.as_ref()))?);
+            }
+            let rewritten = self.write(plans).await?;
+            for (at, manifest) in some.iter().zip(rewritten) {
+                manifests[*at] = manifest;
+            }
         }
         Ok((manifests, removed))
     }
@@ -134,8 +141,9 @@ impl ManifestMaker {
         let scope = FileScope::Partitions(partitions.into_iter().cloned().collect());
         let wanted = may_hold(&self.access, deletes, &scope);
         let mut vectors = Vec::new();
-        for manifest in self.store.manifests(&self.access, &wanted).await? {
-            for entry in manifest.entries.iter().filter(|entry| entry.is_live()) {
+        let mut decoded = pin!(self.store.in_turn(&self.access, &wanted));
+        while let Some(held) = decoded.try_next().await? {
+            for entry in held.manifest.entries.iter().filter(|entry| entry.is_live()) {
                 if let FileContent::DeletionVector { of, offset: _ } = &entry.fact.content
                     && paths.contains(of)
                 {
@@ -146,7 +154,7 @@ impl ManifestMaker {
         Ok(vectors)
     }
 
-    /// The manifests that hold the files to remove, with their positions. What is in the cache is asked
+    /// Positions of the manifests that hold the files to remove, ascending. What is in the cache is asked
     /// first: usually the classification has read exactly these. As each path is live once, the search
     /// ends with the last of them.
     async fn find(
@@ -154,14 +162,14 @@ impl ManifestMaker {
         remove: &BTreeSet<DeleteKey>,
         manifests: &[Arc<ManifestFile>],
         snapshot: SnapshotId,
-    ) -> Result<Vec<(usize, Arc<DecodedManifest>)>, TableError> {
+    ) -> Result<Vec<usize>, TableError> {
         let mut missing: HashSet<DeleteKey> = remove.iter().cloned().collect();
-        let mut holders: BTreeMap<usize, Arc<DecodedManifest>> = BTreeMap::new();
-        let mut look = |at: usize, manifest: Arc<DecodedManifest>, missing: &mut HashSet<DeleteKey>| {
+        let mut holders: BTreeSet<usize> = BTreeSet::new();
+        let mut look = |at: usize, manifest: &DecodedManifest, missing: &mut HashSet<DeleteKey>| {
             let wanted = missing.len();
             missing.retain(|file| !manifest.holds_live(file));
             if missing.len() < wanted {
-                holders.insert(at, manifest);
+                holders.insert(at);
             }
         };
         let mut unread = Vec::new();
@@ -170,19 +178,18 @@ impl ManifestMaker {
                 break;
             }
             match self.store.cached_manifest(&file.manifest_path) {
-                Some(manifest) => look(at, manifest, &mut missing),
+                Some(manifest) => look(at, &manifest, &mut missing),
                 None => unread.push(at),
             }
         }
-        for positions in unread.chunks(PARALLEL_SEARCHES) {
+        let files: ManifestFiles = unread.iter().map(|at| manifests[*at].clone()).collect();
+        let mut decoded = pin!(self.store.in_turn(&self.access, &files));
+        for at in unread {
             if missing.is_empty() {
                 break;
             }
-            let files: ManifestFiles = positions.iter().map(|at| manifests[*at].clone()).collect();
-            let decoded = self.store.manifests(&self.access, &files).await?;
-            for (at, manifest) in positions.iter().zip(decoded) {
-                look(*at, manifest, &mut missing);
-            }
+            let Some(held) = decoded.try_next().await? else { break };
+            look(at, &held.manifest, &mut missing);
         }
         if let Some(file) = missing.iter().min() {
             return Err(TableError::NotLive { snapshot, path: file.to_string(), more: missing.len() - 1 });
@@ -300,6 +307,16 @@ impl ManifestMaker {
         }
         Ok(manifests)
     }
+}
+
+/// How many of the first `holders` are written again at the same time: one at least.
+fn few(holders: &[usize], manifests: &[Arc<ManifestFile>]) -> usize {
+    let mut files = 0_u64;
+    let fits = holders.iter().take(PARALLEL_WRITES).take_while(|at| {
+        files = files.saturating_add(manifests.get(**at).map_or(0, |manifest| file_count(manifest)));
+        files <= REWRITTEN_FILES
+    });
+    fits.count().max(1)
 }
 
 /// The entries of a manifest without the files of `remove`: those are DELETED by `snapshot`, the others

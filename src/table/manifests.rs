@@ -5,17 +5,19 @@
 //!
 //! Cost: [`ManifestStore::changes`] opens only the manifests that the snapshot itself wrote;
 //! [`ManifestStore::live_files`] opens the manifests whose partition summaries do not exclude the scope.
+//! Manifests are decoded in turn ([`super::manifest_room`]): what is held of a large table is what was asked for.
 //! Absent on purpose: encrypted manifests (rule L7), refused by name.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use futures::stream::{self, StreamExt, TryStreamExt};
+use futures::stream::{self, Stream, StreamExt, TryStreamExt};
 use iceberg::io::FileIO;
 use iceberg::spec::{
-    DataFile, FormatVersion, ManifestContentType, ManifestFile, ManifestList, ManifestStatus,
-    TableMetadataRef,
+    DataFile, FormatVersion, ManifestContentType, ManifestFile, ManifestList, ManifestStatus, PartitionSpec,
+    TableMetadataRef, Transform,
 };
 use mergeberg_kernel::change::{ChangeSet, FileFact};
 use mergeberg_kernel::ids::{SnapshotId, SpecId, TableName};
@@ -27,19 +29,21 @@ use uuid::Uuid;
 use super::avro::header_cache::HeaderCache;
 use super::avro::{self, Unusual};
 use super::error::TableError;
+use super::file_copy;
 use super::guard::guarded;
 use super::loaded::LoadedTable;
 use super::local;
 use super::manifest_cache::{BoundedCache, Kind};
 use super::manifest_codec::{self, DecodedManifest, Entry};
+use super::manifest_room::{DecodingRoom, Held, MAX_DECODING_BYTES, aside};
 use super::partition_form::FixedForm;
 use super::partition_values::{ScopeIndex, SpecProbes};
 use super::row_ids;
 
 /// Manifests read and decoded at the same time, for one question.
 const PARALLEL_LOADS: usize = 8;
-/// Entries that are looked through on the spot: going to another thread takes longer.
-const MAX_ENTRIES_INLINE: usize = 256;
+/// Manifests of a snapshot that are decoded at once, in bytes of their files; more of them wait for room.
+const MAX_BYTES_AT_ONCE: i64 = 64 * 1024;
 /// Memory of one entry of a manifest list, in bytes; an estimate that errs upwards.
 const LIST_ENTRY_BYTES: usize = 600;
 /// Memory of one file in a change set, in bytes.
@@ -110,6 +114,7 @@ pub struct ManifestStore {
 
 struct Shared {
     cache: BoundedCache,
+    room: DecodingRoom,
     lists_read: AtomicU64,
     manifests_read: AtomicU64,
     headers: HeaderCache,
@@ -120,15 +125,27 @@ struct Shared {
 impl ManifestStore {
     /// `max_bytes` bounds the estimated memory of everything cached.
     pub fn new(max_bytes: usize) -> Self {
+        Self::with_room(max_bytes, MAX_DECODING_BYTES)
+    }
+
+    /// The same with another bound of what is decoded at the same time, in bytes of manifest files.
+    pub fn with_room(max_bytes: usize, max_decoding_bytes: u32) -> Self {
         Self {
             shared: Arc::new(Shared {
                 cache: BoundedCache::new(max_bytes),
+                room: DecodingRoom::new(max_decoding_bytes),
                 lists_read: AtomicU64::new(0),
                 manifests_read: AtomicU64::new(0),
                 headers: HeaderCache::default(),
                 fixed_forms: Mutex::default(),
             }),
         }
+    }
+
+    /// The most that was decoded and held at the same time, in bytes of manifest files; what the cache keeps does
+    /// not count.
+    pub fn most_decoding_bytes(&self) -> u64 {
+        self.shared.room.most()
     }
 
     pub fn counts(&self) -> ManifestCounts {
@@ -155,21 +172,22 @@ impl ManifestStore {
         {
             return Ok(known);
         }
-        let (access, fact, name) = (TableAccess::of(table), snapshot.clone(), table.facts.name.clone());
-        let change = if local::path_of(&snapshot.manifest_list).is_some() {
-            // All at once on one thread: sources are many and small.
-            let store = self.clone();
-            on_blocking_thread(&snapshot.manifest_list, move || {
-                let list = store.list_now(&access, &fact.manifest_list)?;
-                let own = list.iter().filter(|m| m.added_snapshot_id == fact.id.0);
-                let manifests = own.map(|m| store.manifest_now(&access, m)).collect::<Result<Vec<_>, _>>()?;
-                Ok::<_, TableError>(change_set(&fact, &name, &manifests))
-            })
-            .await??
-        } else {
-            let (_, manifests) = self.written_by(&access, snapshot).await?;
-            on_blocking_thread(&snapshot.manifest_list, move || change_set(&fact, &name, &manifests)).await?
-        };
+        let access = TableAccess::of(table);
+        let (own, few) = self.written_at_once(&access, snapshot).await?;
+        let mut change = no_change(snapshot, &table.facts.name);
+        match few {
+            Some(manifests) => manifests.iter().for_each(|manifest| add_changes(&mut change, manifest)),
+            None => {
+                let mut decoded = pin!(self.in_turn(&access, &own));
+                while let Some(held) = decoded.try_next().await? {
+                    change = aside(held, move |_, manifest| {
+                        add_changes(&mut change, manifest);
+                        Ok(change)
+                    })
+                    .await?;
+                }
+            }
+        }
         let change = Arc::new(change);
         let files = change.added.len()
             + change.removed.len()
@@ -191,54 +209,114 @@ impl ManifestStore {
 
     /// The data and delete files that `snapshot` added, in the order of its manifests.
     pub async fn added(&self, table: &LoadedTable, snapshot: &SnapshotFact) -> Result<LiveFiles, TableError> {
-        let (listed, manifests) = self.written_by(&TableAccess::of(table), snapshot).await?;
-        let (id, path) = (snapshot.id, snapshot.manifest_list.as_str());
-        let entries: usize = manifests.iter().map(|manifest| manifest.entries.len()).sum();
-        let work = move || {
-            let mut added = LiveFiles::default();
-            for (file, manifest) in listed.iter().zip(&manifests) {
-                let files = match manifest.content {
-                    ManifestContentType::Data => &mut added.data,
-                    ManifestContentType::Deletes => &mut added.deletes,
-                };
+        let access = TableAccess::of(table);
+        let own = self.written_by(&access, snapshot).await?;
+        let id = snapshot.id;
+        let mut added = LiveFiles::default();
+        let mut decoded = pin!(self.in_turn(&access, &own));
+        while let Some(held) = decoded.try_next().await? {
+            let found = aside(held, move |file, manifest| {
                 let ids = row_ids::first_row_ids(file, &manifest.entries)?;
-                for (entry, first_row_id) in manifest.entries.iter().zip(ids) {
-                    if entry.status == ManifestStatus::Added && entry.snapshot == id {
-                        files.push(live_file(entry, manifest.spec_id, first_row_id));
-                    }
-                }
+                let entries = manifest.entries.iter().zip(ids);
+                let added = entries.filter(|(e, _)| e.status == ManifestStatus::Added && e.snapshot == id);
+                let added = added.map(|(entry, id)| live_file(entry, manifest.spec_id, id));
+                Ok((manifest.content, added.collect::<Vec<_>>()))
+            });
+            match found.await? {
+                (ManifestContentType::Data, mut files) => added.data.append(&mut files),
+                (ManifestContentType::Deletes, mut files) => added.deletes.append(&mut files),
             }
-            Ok(added)
-        };
-        if entries <= MAX_ENTRIES_INLINE { work() } else { on_blocking_thread(path, work).await? }
+        }
+        Ok(added)
     }
 
-    /// The files that are live in `snapshot` and lie in `scope`.
+    /// The files that are live in `snapshot` and lie in `scope`, without most of their statistics: of a large
+    /// table they would be most of what is held.
     pub async fn live_files(
         &self,
         table: &LoadedTable,
         snapshot: &SnapshotFact,
         scope: &FileScope,
     ) -> Result<LiveFiles, TableError> {
+        self.live(table, snapshot, scope, Detail::ToRead).await
+    }
+
+    /// The same with all statistics, for files that are to be described again in a manifest.
+    pub async fn described_files(
+        &self,
+        table: &LoadedTable,
+        snapshot: &SnapshotFact,
+        scope: &FileScope,
+    ) -> Result<LiveFiles, TableError> {
+        self.live(table, snapshot, scope, Detail::Whole).await
+    }
+
+    async fn live(
+        &self,
+        table: &LoadedTable,
+        snapshot: &SnapshotFact,
+        scope: &FileScope,
+        detail: Detail,
+    ) -> Result<LiveFiles, TableError> {
         let access = TableAccess::of(table);
         let list = self.list(&access, &snapshot.manifest_list).await?;
         let wanted = may_hold(&access, &list, scope);
-        let manifests = self.manifests(&access, &wanted).await?;
-        let scope = scope.clone();
-        on_blocking_thread(&snapshot.manifest_list, move || collect_live(&wanted, &manifests, &scope)).await?
+        let scope = Arc::new(scope.clone());
+        let mut live = LiveFiles::default();
+        let mut decoded = pin!(self.in_turn(&access, &wanted));
+        while let Some(held) = decoded.try_next().await? {
+            let (scope, metadata) = (Arc::clone(&scope), Arc::clone(&access.metadata));
+            let mut found = aside(held, move |file, manifest| {
+                let mut found = files_in_scope(file, manifest, &scope)?;
+                if detail == Detail::ToRead {
+                    let spec = metadata.partition_spec_by_id(manifest.spec_id.0);
+                    for file in &mut found {
+                        file.file = to_read(&file.file, spec.map(AsRef::as_ref), manifest.spec_id.0)?;
+                    }
+                }
+                Ok((manifest.content, found))
+            })
+            .await?;
+            match found.0 {
+                ManifestContentType::Data => live.data.append(&mut found.1),
+                ManifestContentType::Deletes => live.deletes.append(&mut found.1),
+            }
+        }
+        Ok(live)
     }
 
-    /// The manifests that the snapshot wrote, as listed and decoded.
+    /// The manifests that the snapshot wrote, as listed.
     async fn written_by(
         &self,
         access: &TableAccess,
         snapshot: &SnapshotFact,
-    ) -> Result<(ManifestFiles, Vec<Arc<DecodedManifest>>), TableError> {
+    ) -> Result<ManifestFiles, TableError> {
         let list = self.list(access, &snapshot.manifest_list).await?;
-        let own: ManifestFiles =
-            list.iter().filter(|m| m.added_snapshot_id == snapshot.id.0).cloned().collect();
-        let decoded = self.manifests(access, &own).await?;
-        Ok((own, decoded))
+        Ok(list.iter().filter(|m| m.added_snapshot_id == snapshot.id.0).cloned().collect())
+    }
+
+    /// As [`Self::written_by`], and the manifests themselves where they are few and on this machine: read on one
+    /// thread, all at once, for that is what most sources are.
+    async fn written_at_once(
+        &self,
+        access: &TableAccess,
+        snapshot: &SnapshotFact,
+    ) -> Result<(ManifestFiles, Option<Vec<Arc<DecodedManifest>>>), TableError> {
+        if local::path_of(&snapshot.manifest_list).is_none() {
+            return Ok((self.written_by(access, snapshot).await?, None));
+        }
+        let (store, access, id) = (self.clone(), access.clone(), snapshot.id);
+        let list = snapshot.manifest_list.clone();
+        on_blocking_thread(&snapshot.manifest_list, move || {
+            let list = store.list_now(&access, &list)?;
+            let own: ManifestFiles = list.iter().filter(|m| m.added_snapshot_id == id.0).cloned().collect();
+            if own.iter().map(|m| m.manifest_length).sum::<i64>() > MAX_BYTES_AT_ONCE {
+                return Ok((own, None));
+            }
+            let manifests = own.iter().map(|m| store.manifest_now(&access, m)).collect::<Result<_, _>>()?;
+            Ok((own, Some(manifests)))
+        })
+        .await?
     }
 
     /// Partition specs under which a snapshot has live files. Reads its manifest list only.
@@ -298,7 +376,26 @@ impl ManifestStore {
         Ok(self.keep_list(path, list))
     }
 
-    /// Decoded manifests in the order of `files`.
+    /// Decoded manifests in the order of `files`, one after the other. Of these so many are in memory as there is
+    /// room for: whoever holds one must not wait for another.
+    pub(super) fn in_turn<'a>(
+        &'a self,
+        access: &'a TableAccess,
+        files: &'a [Arc<ManifestFile>],
+    ) -> impl Stream<Item = Result<Held, TableError>> + 'a {
+        stream::iter(files.iter().cloned())
+            .map(move |file| async move {
+                if let Some(manifest) = self.cached_manifest(&file.manifest_path) {
+                    return Ok(Held { file, manifest, _room: None });
+                }
+                let room = self.shared.room.wait(file.manifest_length).await?;
+                let manifest = self.manifest(access, Arc::clone(&file)).await?;
+                Ok(Held { file, manifest, _room: Some(room) })
+            })
+            .buffered(PARALLEL_LOADS)
+    }
+
+    /// Decoded manifests in the order of `files`, all of them held at once: for few.
     pub(super) async fn manifests(
         &self,
         access: &TableAccess,
@@ -498,32 +595,68 @@ fn live_file(entry: &Entry, spec_id: SpecId, first_row_id: Option<i64>) -> LiveF
     }
 }
 
-fn collect_live(
-    listed: &[Arc<ManifestFile>],
-    manifests: &[Arc<DecodedManifest>],
+/// Live files of a manifest in the scope.
+fn files_in_scope(
+    file: &ManifestFile,
+    manifest: &DecodedManifest,
     scope: &FileScope,
-) -> Result<LiveFiles, TableError> {
+) -> Result<Vec<LiveFile>, TableError> {
     let index = ScopeIndex::new(scope);
-    let mut live = LiveFiles::default();
-    for (file, manifest) in listed.iter().zip(manifests) {
-        // Asked once a partition, not once a file. Partitions of a manifest are interned.
-        let inside: HashSet<*const Partition> =
-            manifest.partitions.iter().filter(|p| index.contains(p)).map(Arc::as_ptr).collect();
-        let files = match manifest.content {
-            ManifestContentType::Data => &mut live.data,
-            ManifestContentType::Deletes => &mut live.deletes,
-        };
-        for (entry, id) in manifest.entries.iter().zip(row_ids::first_row_ids(file, &manifest.entries)?) {
-            if entry.is_live() && inside.contains(&Arc::as_ptr(&entry.fact.partition)) {
-                files.push(live_file(entry, manifest.spec_id, id));
-            }
-        }
-    }
-    Ok(live)
+    // Asked once a partition, not once a file. Partitions of a manifest are interned.
+    let inside: HashSet<*const Partition> =
+        manifest.partitions.iter().filter(|p| index.contains(p)).map(Arc::as_ptr).collect();
+    let ids = row_ids::first_row_ids(file, &manifest.entries)?;
+    let live = manifest
+        .entries
+        .iter()
+        .zip(ids)
+        .filter(|(entry, _)| entry.is_live() && inside.contains(&Arc::as_ptr(&entry.fact.partition)));
+    Ok(live.map(|(entry, id)| live_file(entry, manifest.spec_id, id)).collect())
 }
 
-fn change_set(snapshot: &SnapshotFact, table: &TableName, manifests: &[Arc<DecodedManifest>]) -> ChangeSet {
-    let mut change = ChangeSet {
+/// What of a live file's description is given out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Detail {
+    /// What reading it needs.
+    ToRead,
+    Whole,
+}
+
+/// A description without the statistics that no reader asks for: only of identity partition columns it is asked
+/// whether the file has them.
+fn to_read(
+    file: &Arc<DataFile>,
+    spec: Option<&PartitionSpec>,
+    spec_id: i32,
+) -> Result<Arc<DataFile>, TableError> {
+    let statistics = [file.column_sizes(), file.null_value_counts(), file.nan_value_counts()];
+    let bare = statistics.iter().all(|map| map.is_empty())
+        && file.lower_bounds().is_empty()
+        && file.upper_bounds().is_empty();
+    if bare {
+        return Ok(Arc::clone(file));
+    }
+    let identity: HashSet<i32> = spec
+        .into_iter()
+        .flat_map(PartitionSpec::fields)
+        .filter(|field| field.transform == Transform::Identity)
+        .map(|field| field.source_id)
+        .collect();
+    let asked = file.value_counts().iter().filter(|(id, _)| identity.contains(*id));
+    let mut builder = file_copy::builder_of(file, spec_id);
+    builder
+        .column_sizes(HashMap::new())
+        .value_counts(asked.map(|(id, count)| (*id, *count)).collect())
+        .null_value_counts(HashMap::new())
+        .nan_value_counts(HashMap::new())
+        .lower_bounds(HashMap::new())
+        .upper_bounds(HashMap::new());
+    Ok(Arc::new(file_copy::build(&builder, file)?))
+}
+
+/// The change set of a snapshot of which no manifest was read yet.
+fn no_change(snapshot: &SnapshotFact, table: &TableName) -> ChangeSet {
+    ChangeSet {
         snapshot: snapshot.id,
         schema_id: snapshot.schema_id,
         label: snapshot.label.clone(),
@@ -533,20 +666,21 @@ fn change_set(snapshot: &SnapshotFact, table: &TableName, manifests: &[Arc<Decod
         removed: Vec::new(),
         added_deletes: Vec::new(),
         removed_deletes: Vec::new(),
-    };
-    for manifest in manifests {
-        for entry in manifest.entries.iter().filter(|e| e.snapshot == snapshot.id) {
-            let files = match (manifest.content, entry.status) {
-                (_, ManifestStatus::Existing) => continue,
-                (ManifestContentType::Data, ManifestStatus::Added) => &mut change.added,
-                (ManifestContentType::Data, ManifestStatus::Deleted) => &mut change.removed,
-                (ManifestContentType::Deletes, ManifestStatus::Added) => &mut change.added_deletes,
-                (ManifestContentType::Deletes, ManifestStatus::Deleted) => &mut change.removed_deletes,
-            };
-            files.push(entry.fact.clone());
-        }
     }
-    change
+}
+
+fn add_changes(change: &mut ChangeSet, manifest: &DecodedManifest) {
+    let snapshot = change.snapshot;
+    for entry in manifest.entries.iter().filter(|e| e.snapshot == snapshot) {
+        let files = match (manifest.content, entry.status) {
+            (_, ManifestStatus::Existing) => continue,
+            (ManifestContentType::Data, ManifestStatus::Added) => &mut change.added,
+            (ManifestContentType::Data, ManifestStatus::Deleted) => &mut change.removed,
+            (ManifestContentType::Deletes, ManifestStatus::Added) => &mut change.added_deletes,
+            (ManifestContentType::Deletes, ManifestStatus::Deleted) => &mut change.removed_deletes,
+        };
+        files.push(entry.fact.clone());
+    }
 }
 
 #[cfg(test)]

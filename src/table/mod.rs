@@ -24,6 +24,7 @@ mod manifest_cache;
 mod manifest_codec;
 mod manifest_merge;
 mod manifest_rewrite;
+mod manifest_room;
 pub mod manifests;
 mod metadata_file;
 mod nested_adapt;

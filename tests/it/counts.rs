@@ -1,7 +1,7 @@
 //! Counts: what a number of requests costs in commits, scans, manifests read, evidence and refs. They hold
 //! on every machine, unlike times.
 
-mod wide_table;
+pub(crate) mod wide_table;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

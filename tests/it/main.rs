@@ -23,6 +23,7 @@ mod demo;
 mod engine_tables;
 mod engines;
 mod format_v3;
+mod large_table;
 mod oracle;
 mod outcomes;
 mod over_rest;

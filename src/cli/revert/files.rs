@@ -214,7 +214,7 @@ async fn live_before(
 ) -> Result<LiveFiles, UserError> {
     match &plan.before {
         Some(before) if !files.is_empty() => {
-            store.live_files(table, before, &scope_of(files)).await.map_err(of_table)
+            store.described_files(table, before, &scope_of(files)).await.map_err(of_table)
         }
         _ => Ok(LiveFiles::default()),
     }
