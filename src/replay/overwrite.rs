@@ -78,15 +78,17 @@ pub async fn overwrite_where(
     let session = engine.session();
     let counters = Arc::new(ScanCounters::default());
     let reader = Arc::new(RowReader::new(&input.table, schema_id)?);
-    let target = |files: &[ScanFile]| {
+    // Rows that are written again stay who they are.
+    let keeping = Arc::new(RowReader::new(&input.table, schema_id)?.with_lineage()?);
+    let target = |reader: &Arc<RowReader>, files: &[ScanFile]| {
         let files = files.iter().zip(0_i32..).map(|(file, at)| file.clone().with_origin(at)).collect();
-        FilesTable::new(Arc::clone(&reader), files, engine.parallelism(), Arc::clone(&counters))
+        FilesTable::new(Arc::clone(reader), files, engine.parallelism(), Arc::clone(&counters))
     };
-    let affected_table = target(&affected).with_origin();
+    let affected_table = target(&keeping, &affected).with_origin();
     let origin = affected_table.origin_column().unwrap_or_default().to_owned();
     register(&session, AFFECTED, affected_table)?;
     if reads_table(input.query, TARGET_ALIAS) {
-        register(&session, TARGET_ALIAS, target(&all))?;
+        register(&session, TARGET_ALIAS, target(&reader, &all))?;
     }
     for (alias, pin) in input.inputs {
         let (pinned, files) = pinned_input(store, catalog, alias, pin).await?;
@@ -100,6 +102,7 @@ pub async fn overwrite_where(
         table: Arc::clone(&input.table),
         schema_id,
         reader,
+        keeping,
         affected,
         origin,
         filter: input.filter.to_owned(),
@@ -118,6 +121,8 @@ struct Job {
     table: Arc<LoadedTable>,
     schema_id: SchemaId,
     reader: Arc<RowReader>,
+    /// The same with row lineage, where the table has it.
+    keeping: Arc<RowReader>,
     affected: Vec<ScanFile>,
     origin: String,
     filter: String,
@@ -159,7 +164,7 @@ impl Job {
             SQLOptions::new().with_allow_ddl(false).with_allow_dml(false).with_allow_statements(false);
         let frame = self.session.sql_with_options(&self.query, options).await.map_err(failed)?;
         let matches = self.session.parse_sql_expr(&self.filter, frame.schema()).map_err(failed)?;
-        let shaped = self.shape(frame)?;
+        let shaped = self.shape(frame, &self.reader)?;
         // The filter is read against the result's own columns: what is written must lie inside it.
         let shaped_matches = self.session.parse_sql_expr(&self.filter, shaped.schema()).unwrap_or(matches);
         let marked = shaped.with_column(MATCHES, shaped_matches).map_err(failed)?;
@@ -233,14 +238,14 @@ impl Job {
             .filter(column(&self.origin).in_list(files, false))
             .and_then(|frame| frame.filter(matches.is_not_true()))
             .map_err(failed)?;
-        let stream = self.shape(survivors)?.execute_stream().await.map_err(failed)?;
-        DataFileWriter::write(&self.table, self.schema_id, stream).await.map_err(of_table)
+        let stream = self.shape(survivors, &self.keeping)?.execute_stream().await.map_err(failed)?;
+        DataFileWriter::write_again(&self.table, self.schema_id, stream).await.map_err(of_table)
     }
 
     /// Columns of the table, by name and in its types; a column that the query leaves out is null.
-    fn shape(&self, frame: DataFrame) -> Result<DataFrame, ReplayError> {
+    fn shape(&self, frame: DataFrame, reader: &RowReader) -> Result<DataFrame, ReplayError> {
         let mut columns = Vec::new();
-        let wanted = self.reader.arrow_schema();
+        let wanted = reader.arrow_schema();
         for field in wanted.fields() {
             let expr = if frame.schema().has_column_with_unqualified_name(field.name()) {
                 cast(column(field.name()), field.data_type().clone())

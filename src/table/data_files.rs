@@ -17,8 +17,8 @@ use datafusion::parquet::file::properties::WriterProperties;
 use futures::stream::{Stream, StreamExt};
 use iceberg::arrow::RecordBatchPartitionSplitter;
 use iceberg::spec::{
-    DataFile, DataFileBuilder, DataFileFormat, Datum, PartitionKey, PartitionSpecRef, PrimitiveLiteral,
-    SchemaRef, Struct, StructType,
+    DataFile, DataFileBuilder, DataFileFormat, Datum, FormatVersion, PartitionKey, PartitionSpecRef,
+    PrimitiveLiteral, SchemaRef, Struct, StructType,
 };
 use iceberg::writer::base_writer::data_file_writer::{
     DataFileWriter as FileSetWriter, DataFileWriterBuilder,
@@ -38,6 +38,7 @@ use super::loaded::LoadedTable;
 use super::manifest_codec::{file_fact, partition_type};
 use super::manifests::on_blocking_thread;
 use super::partition_values::partition_of;
+use super::row_lineage::{self, is_lineage_id};
 use super::row_shape::RowShape;
 
 /// Rows held in memory by all open files together, in bytes.
@@ -79,7 +80,32 @@ impl DataFileWriter {
         S: Stream<Item = Result<RecordBatch, E>>,
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let sink = Sink::open(table, schema_id)?;
+        Self::into_sink(table, Sink::open(table, schema_id, false)?, batches).await
+    }
+
+    /// As [`Self::write`], for rows that are written again as they are: in a table of format v3 the batches may
+    /// have the columns of [`super::scan::RowReader::with_lineage`], which the files then keep.
+    pub async fn write_again<S, E>(
+        table: &LoadedTable,
+        schema_id: SchemaId,
+        batches: S,
+    ) -> Result<Vec<NewDataFile>, TableError>
+    where
+        S: Stream<Item = Result<RecordBatch, E>>,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        Self::into_sink(table, Sink::open(table, schema_id, true)?, batches).await
+    }
+
+    async fn into_sink<S, E>(
+        table: &LoadedTable,
+        sink: Sink,
+        batches: S,
+    ) -> Result<Vec<NewDataFile>, TableError>
+    where
+        S: Stream<Item = Result<RecordBatch, E>>,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         let paths = sink.locations.written.clone();
         let result = drain(sink, batches).await;
         if result.is_err() {
@@ -153,12 +179,16 @@ struct Sink {
 }
 
 impl Sink {
-    fn open(table: &LoadedTable, schema_id: SchemaId) -> Result<Self, TableError> {
+    fn open(table: &LoadedTable, schema_id: SchemaId, lineage: bool) -> Result<Self, TableError> {
         let metadata = &table.metadata;
-        let schema = metadata
+        let declared = metadata
             .schema_by_id(schema_id.0)
-            .cloned()
             .ok_or_else(|| TableError::Rows(format!("the table has no schema {schema_id}")))?;
+        let schema = if lineage && metadata.format_version() >= FormatVersion::V3 {
+            Arc::new(row_lineage::extended(declared)?)
+        } else {
+            Arc::clone(declared)
+        };
         let spec = metadata.default_partition_spec().clone();
         let types = partition_type(&spec, &schema).ok_or_else(|| {
             TableError::Unsupported(format!(
@@ -273,10 +303,15 @@ impl Sink {
     }
 }
 
-/// The same file without bounds that would bloat manifests; a missing bound never misleads a reader.
+/// The same file without bounds that would bloat manifests (a missing bound never misleads a reader), and without
+/// statistics of columns that are no column of the table.
 fn without_long_bounds(file: &DataFile, spec_id: i32) -> Result<DataFile, String> {
+    fn of_table<T: Clone>(statistics: &HashMap<i32, T>) -> HashMap<i32, T> {
+        let own = statistics.iter().filter(|(id, _)| !is_lineage_id(**id));
+        own.map(|(id, value)| (*id, value.clone())).collect()
+    }
     let short = |bounds: &HashMap<i32, Datum>| -> HashMap<i32, Datum> {
-        bounds.iter().filter(|(_, bound)| is_short(bound)).map(|(id, bound)| (*id, bound.clone())).collect()
+        of_table(bounds).into_iter().filter(|(_, bound)| is_short(bound)).collect()
     };
     DataFileBuilder::default()
         .content(file.content_type())
@@ -286,10 +321,10 @@ fn without_long_bounds(file: &DataFile, spec_id: i32) -> Result<DataFile, String
         .partition_spec_id(spec_id)
         .record_count(file.record_count())
         .file_size_in_bytes(file.file_size_in_bytes())
-        .column_sizes(file.column_sizes().clone())
-        .value_counts(file.value_counts().clone())
-        .null_value_counts(file.null_value_counts().clone())
-        .nan_value_counts(file.nan_value_counts().clone())
+        .column_sizes(of_table(file.column_sizes()))
+        .value_counts(of_table(file.value_counts()))
+        .null_value_counts(of_table(file.null_value_counts()))
+        .nan_value_counts(of_table(file.nan_value_counts()))
         .lower_bounds(short(file.lower_bounds()))
         .upper_bounds(short(file.upper_bounds()))
         .split_offsets(file.split_offsets().map(<[i64]>::to_vec))

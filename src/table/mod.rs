@@ -33,6 +33,7 @@ mod partition_form;
 mod partition_values;
 pub mod rest_catalog;
 mod row_ids;
+mod row_lineage;
 mod row_shape;
 pub mod scan;
 mod scan_columns;

@@ -2,7 +2,7 @@
 //!
 //! The crate's reader puts a file's columns in their places by field id, but takes what is inside them as the
 //! file has it. So these columns are read here, whole, and put right by [`super::nested_adapt`]; all others
-//! the crate reads.
+//! the crate reads, but for the columns of [`super::row_lineage`], which it does not know.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,6 +24,7 @@ use iceberg::spec::{MappedField, NameMapping, NestedFieldRef};
 
 use super::error::TableError;
 use super::nested_adapt::{FileField, adapt, missing};
+use super::row_lineage::is_lineage;
 
 /// A nested column that is wanted, as the table has it.
 #[derive(Clone, Debug)]
@@ -32,9 +33,10 @@ pub(super) struct NestedColumn {
     pub target: FieldRef,
 }
 
-/// Has it fields of its own?
-pub(super) fn is_nested(field: &Field) -> bool {
+/// Has it fields of its own, or is it none of the crate's?
+pub(super) fn is_read_here(field: &Field) -> bool {
     matches!(field.data_type(), DataType::Struct(_) | DataType::List(_) | DataType::Map(..))
+        || is_lineage(field)
 }
 
 /// The nested columns of one file, batch by batch, in file order.

@@ -23,9 +23,9 @@ use iceberg::io::FileIO;
 use iceberg::metadata_columns::RESERVED_FIELD_ID_FILE;
 use iceberg::scan::FileScanTask;
 use iceberg::spec::{
-    DEFAULT_SCHEMA_NAME_MAPPING, DataFileFormat, Literal, NameMapping, NestedField, PartitionSpec,
-    PartitionSpecRef, PrimitiveLiteral, PrimitiveType, Schema, SchemaRef, Struct, TableMetadataRef,
-    Transform, Type,
+    DEFAULT_SCHEMA_NAME_MAPPING, DataFileFormat, FormatVersion, Literal, NameMapping, NestedField,
+    PartitionSpec, PartitionSpecRef, PrimitiveLiteral, PrimitiveType, Schema, SchemaRef, Struct,
+    TableMetadataRef, Transform, Type,
 };
 use mergeberg_kernel::ids::{SchemaId, SpecId};
 
@@ -33,7 +33,8 @@ use super::deletes::{DeleteStore, KeySchema, RowFilter};
 use super::error::TableError;
 use super::loaded::LoadedTable;
 use super::manifests::LiveFile;
-use super::nested_columns::{NestedColumn, NestedReader, is_nested};
+use super::nested_columns::{NestedColumn, NestedReader, is_read_here};
+use super::row_lineage::{self, Inherited};
 use super::scan_columns::{ColumnStreams, wrong_shape};
 
 pub use super::deletes::{RowDifference, live_rows, row_difference};
@@ -98,6 +99,20 @@ impl RowReader {
             metadata: Arc::clone(&table.metadata),
             deletes: Arc::new(DeleteStore::new(table.file_io.clone())),
         })
+    }
+
+    /// The same, with the columns `_row_id` and `_last_updated_sequence_number` behind the table's own, for a
+    /// table of format v3 (table spec, "Row Lineage"). A table without row ids is read as it is.
+    pub fn with_lineage(mut self) -> Result<Self, TableError> {
+        if self.metadata.format_version() < FormatVersion::V3 {
+            return Ok(self);
+        }
+        let schema = row_lineage::extended(&self.schema)?;
+        let arrow_schema =
+            schema_to_arrow_schema(&schema).map_err(|e| unreadable_schema(self.schema_id, &e))?;
+        self.schema = Arc::new(schema);
+        self.arrow_schema = Arc::new(arrow_schema);
+        Ok(self)
     }
 
     pub fn schema_id(&self) -> SchemaId {
@@ -178,7 +193,7 @@ impl RowReader {
         let all: Vec<usize> = columns.iter().copied().chain(compared).collect();
         let arrow_schema = keys.arrow_schema.project(&all).map_err(|e| wrong_shape(&path, &e))?;
         let (nested, flat): (Vec<usize>, Vec<usize>) =
-            all.iter().partition(|at| keys.arrow_schema.fields().get(**at).is_some_and(|f| is_nested(f)));
+            all.iter().partition(|at| keys.arrow_schema.fields().get(**at).is_some_and(|f| is_read_here(f)));
         let nested = nested_columns(&keys, &nested);
         let mut ids = self.field_ids(&keys.schema, &flat)?;
         if ids.is_empty() && nested.is_empty() {
@@ -217,6 +232,7 @@ impl RowReader {
             arrow_schema: Arc::new(arrow_schema),
             wanted: columns.len(),
             expected_rows: file.file.record_count(),
+            inherited: Inherited::of(file),
             counters: Arc::clone(counters),
         })
     }
@@ -323,6 +339,7 @@ struct ReadPlan {
     arrow_schema: ArrowSchemaRef,
     wanted: usize,
     expected_rows: u64,
+    inherited: Inherited,
     counters: Arc<ScanCounters>,
 }
 
@@ -338,6 +355,7 @@ impl ReadPlan {
             arrow_schema,
             wanted,
             expected_rows,
+            inherited,
             counters,
         } = self;
         let failed = |e: &iceberg::Error| TableError::io(&path, e);
@@ -365,7 +383,7 @@ impl ReadPlan {
                 Some(NestedReader::open(&file_io, &path, bytes, nested, mapping, BATCH_ROWS, fetched).await?)
             };
             let columns = ColumnStreams::new(Arc::clone(&path), file_io, flat, nested, arrow_schema);
-            let state = ReadState { path, wanted, expected_rows, columns, filter, meter };
+            let state = ReadState { path, wanted, expected_rows, inherited, columns, filter, meter };
             Ok(futures::stream::try_unfold(state, ReadState::next))
         };
         Ok(futures::stream::once(opened).try_flatten().boxed())
@@ -376,6 +394,7 @@ struct ReadState {
     path: Arc<str>,
     wanted: usize,
     expected_rows: u64,
+    inherited: Inherited,
     columns: ColumnStreams,
     filter: Option<RowFilter>,
     meter: FileMeter,
@@ -386,7 +405,10 @@ impl ReadState {
         loop {
             match self.columns.next().await? {
                 Some(batch) => {
-                    self.meter.rows += batch.num_rows() as u64;
+                    let wrong = |e| wrong_shape(&self.path, &e);
+                    let rows = batch.num_rows() as u64;
+                    let batch = self.inherited.fill(batch, self.meter.rows).map_err(wrong)?;
+                    self.meter.rows += rows;
                     let batch = self.meant(batch).map_err(|e| wrong_shape(&self.path, &e))?;
                     if batch.num_rows() > 0 {
                         return Ok(Some((batch, self)));

@@ -12,7 +12,7 @@ use iceberg::io::FileIO;
 use iceberg::scan::ArrowRecordBatchStream;
 
 use super::error::TableError;
-use super::nested_columns::{NestedReader, is_nested};
+use super::nested_columns::{NestedReader, is_read_here};
 
 /// Batches of all columns of one file; one of the two readers at least.
 pub(super) struct ColumnStreams {
@@ -103,7 +103,7 @@ fn joined(
     let mut nested_columns = nested.map(RecordBatch::columns).unwrap_or_default().iter();
     let mut columns: Vec<ArrayRef> = Vec::with_capacity(schema.fields().len());
     for field in schema.fields() {
-        let column = if is_nested(field) { nested_columns.next() } else { flat_columns.next() };
+        let column = if is_read_here(field) { nested_columns.next() } else { flat_columns.next() };
         let column = column
             .ok_or_else(|| ArrowError::SchemaError(format!("column '{}' was not read", field.name())))?;
         columns.push(if field.data_type() == column.data_type() {

@@ -1,11 +1,16 @@
 //! Tables of format v3: the queue lands on them, PyIceberg and DuckDB read them, deletion vectors included, and
 //! Spark finds the row ids that we gave. And position deletes of v2, written in the same way. Without an engine its part is left out, and the test says so.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use datafusion::arrow::array::{Array, AsArray, RecordBatch};
+use datafusion::arrow::datatypes::Int64Type;
+use futures::TryStreamExt;
 use mergeberg::table::catalog::{Catalog, CommitOutcome};
 use mergeberg::table::deletes::{PositionDeleteWriter, RowsToDelete, VectorWriter};
 use mergeberg::table::manifests::{FileScope, LiveFile};
+use mergeberg::table::scan::{RowReader, live_rows};
 use mergeberg::table::snapshot_writer::{AddedFile, SnapshotChange, SnapshotWriter};
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::facts::RefFact;
@@ -13,6 +18,7 @@ use mergeberg_kernel::ids::SnapshotId;
 use serde_json::json;
 
 use crate::support::child::real_now;
+use crate::support::engine_table;
 use crate::support::python::Python;
 use crate::support::{House, ORDERS_POLICY, Order, main_branch, order};
 
@@ -256,4 +262,90 @@ async fn rule_n2_a_table_that_spark_upgraded_is_numbered_by_our_first_snapshot()
     assert!(ids.iter().all(|(order, id)| found[order].0 == *id), "{ids:?} {found:?}");
     assert!(ids.values().all(|id| *id != found[&20].0), "{ids:?} {found:?}");
     house.assert_sound().await;
+}
+
+/// By row id: what the key column says, and the sequence number of the row's last update.
+type Lineage = BTreeMap<i64, (i64, i64)>;
+
+impl House {
+    /// Of the rows of a branch, by the column `key`.
+    async fn lineage(&self, name: &str, key: &str) -> Lineage {
+        let table = self.loaded().await;
+        let snapshot = table.facts.snapshots.get(self.head(name).await.unwrap()).unwrap();
+        let live = self.writer.store.live_files(&table, snapshot, &FileScope::Table).await.unwrap();
+        let reader = RowReader::new(&table, table.facts.current_schema_id).unwrap().with_lineage().unwrap();
+        let at = |name: &str| reader.arrow_schema().index_of(name).unwrap();
+        let columns = [at(key), at("_row_id"), at("_last_updated_sequence_number")];
+        let mut lineage = Lineage::new();
+        for file in live_rows(live).unwrap() {
+            let batches: Vec<RecordBatch> =
+                reader.read(&file, &columns, &Arc::default()).unwrap().try_collect().await.unwrap();
+            for batch in batches {
+                let [ids, rows, numbers] =
+                    [0, 1, 2].map(|at| batch.column(at).as_primitive::<Int64Type>().clone());
+                for at in 0..batch.num_rows() {
+                    assert!(rows.is_valid(at) && numbers.is_valid(at), "order {}", ids.value(at));
+                    let before = lineage.insert(rows.value(at), (ids.value(at), numbers.value(at)));
+                    assert_eq!(before, None, "each row has an id of its own");
+                }
+            }
+        }
+        lineage
+    }
+}
+
+/// Table spec, "Row Lineage": a row that is moved to another file keeps its id and the number of its last update.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_a_replay_writes_again_stay_who_they_are() {
+    let house = house(3).await;
+    house.delete_first_row_beside(2).await;
+    house.append("main", &[order(5, 20), order(6, 20), order(7, 20)]).await;
+    let before = house.lineage("main", "order_id").await;
+    let orders = |lineage: &Lineage| lineage.values().map(|(order, _)| *order).collect::<BTreeSet<i64>>();
+    assert_eq!(orders(&before), [2, 3, 4, 5, 6, 7].into());
+    // Twice: the second replay reads what the first one has written.
+    for (turn, gone) in [6, 5].into_iter().enumerate() {
+        let name = format!("ingest/replace-{gone}");
+        house.branch(&name).await;
+        let record = json!({
+            "v": 1, "id": name, "op": "overwrite-where", "where": format!("order_id = {gone}"),
+            "query": "SELECT order_id, order_date, 'again' AS status, amount FROM target WHERE false",
+        });
+        house.recorded(&name, &record, &[], &[]).await;
+        house.append("main", &[order(20 + i64::try_from(turn).unwrap(), 20)]).await;
+        let request = house.enqueue(&name).await;
+        house.drain().await;
+        assert_eq!(house.state(request).await, "landed", "{}", house.detail(request).await);
+        assert_eq!(house.classified(request).await, "rebase");
+        let after = house.lineage("main", "order_id").await;
+        assert!(!orders(&after).contains(&gone));
+        for (row, is) in before.iter().filter(|(_, (order, _))| orders(&after).contains(order)) {
+            assert_eq!(after.get(row), Some(is), "turn {turn}");
+        }
+        house.assert_sound().await;
+        if let Some(mut spark) = Python::spark(house.dir.path()) {
+            let found = ids_by_spark(&mut spark, "main");
+            let found: Lineage =
+                found.into_iter().map(|(order, (row, number))| (row, (order, number))).collect();
+            assert_eq!(found, after, "by Spark");
+        }
+    }
+    assert_eq!(house.keys("main").await, [2, 3, 4, 7, 20, 21]);
+}
+
+/// Tables that Spark wrote: what it says of the rows' lineage (`expected.json`) we read as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn row_lineage_is_read_as_spark_reads_it() {
+    let mut read = 0;
+    for name in engine_table::names() {
+        for (branch, wanted) in engine_table::Expected::of(&name).lineage() {
+            let house = House::engine_table(&name, "table = \"engine.written\"\n").await;
+            // Types that we do not open.
+            if house.catalog.load(&house.table).await.is_ok() {
+                assert_eq!(house.lineage(&branch, "id").await, wanted, "{name} {branch}");
+                read += 1;
+            }
+        }
+    }
+    assert!(read > 50, "{read} branches");
 }

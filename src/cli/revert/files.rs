@@ -104,17 +104,17 @@ impl Restored {
     }
 }
 
-/// The chosen rows of data files as new files.
+/// The chosen rows of data files as new files, with the ids that they had.
 async fn write_rows(table: &LoadedTable, files: &[ScanFile]) -> Result<Vec<AddedFile>, TableError> {
     let schema = table.facts.current_schema_id;
-    let reader = RowReader::new(table, schema)?;
+    let reader = RowReader::new(table, schema)?.with_lineage()?;
     let columns: Vec<usize> = (0..reader.arrow_schema().fields().len()).collect();
     let counters = Arc::new(ScanCounters::default());
     let mut streams = Vec::with_capacity(files.len());
     for file in files {
         streams.push(reader.read(file, &columns, &counters)?);
     }
-    let files = DataFileWriter::write(table, schema, stream::iter(streams).flatten()).await?;
+    let files = DataFileWriter::write_again(table, schema, stream::iter(streams).flatten()).await?;
     Ok(files.into_iter().map(AddedFile::from).collect())
 }
 

@@ -1,5 +1,6 @@
 //! Tables that other engines wrote (`fixtures/tables`), each in a queue of its own.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex};
@@ -104,6 +105,19 @@ impl Expected {
         names.sort();
         names.dedup();
         Some(names)
+    }
+
+    /// By branch and row id: the column `id`, and the sequence number of the row's last update; in format 3.
+    pub fn lineage(&self) -> BTreeMap<String, BTreeMap<i64, (i64, i64)>> {
+        let number = |row: &Value, key: &str| row[key].as_i64().unwrap();
+        let of = |row: &Value| {
+            let is = (number(row, "id"), number(row, "_last_updated_sequence_number"));
+            (number(row, "_row_id"), is)
+        };
+        let branches = self.0.get("lineage").and_then(Value::as_object).into_iter().flatten();
+        branches
+            .map(|(name, rows)| (name.clone(), rows.as_array().unwrap().iter().map(of).collect()))
+            .collect()
     }
 
     pub fn has_branch(&self) -> bool {
