@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::datatypes::{Schema as ArrowSchema, SchemaRef as ArrowSchemaRef};
+use datafusion::arrow::array::{Int64Array, RecordBatch};
+use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef as ArrowSchemaRef};
 use datafusion::arrow::error::ArrowError;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
@@ -42,6 +42,9 @@ pub use super::scan_file::{FileGroup, ScanCounters, ScanFile};
 
 /// Rows of one batch.
 const BATCH_ROWS: usize = 8192;
+
+/// Name of the column of positions.
+const POSITION: &str = "_pos";
 
 /// Batches of one file, in file order.
 pub type BatchStream = BoxStream<'static, Result<RecordBatch, TableError>>;
@@ -132,7 +135,26 @@ impl RowReader {
         columns: &[usize],
         counters: &Arc<ScanCounters>,
     ) -> Result<BatchStream, TableError> {
-        let plan = self.plan(file, columns, counters)?;
+        self.open(self.plan(file, columns, counters)?, file, counters)
+    }
+
+    /// As [`Self::read`], with one more column at the end: the row's position in the file, `Int64`, from 0.
+    pub fn read_located(
+        &self,
+        file: &ScanFile,
+        columns: &[usize],
+        counters: &Arc<ScanCounters>,
+    ) -> Result<BatchStream, TableError> {
+        let plan = ReadPlan { located: true, ..self.plan(file, columns, counters)? };
+        self.open(plan, file, counters)
+    }
+
+    fn open(
+        &self,
+        plan: ReadPlan,
+        file: &ScanFile,
+        counters: &Arc<ScanCounters>,
+    ) -> Result<BatchStream, TableError> {
         if file.rows.is_whole() {
             return plan.open(None);
         }
@@ -231,6 +253,7 @@ impl RowReader {
             name_mapping: self.name_mapping.clone(),
             arrow_schema: Arc::new(arrow_schema),
             wanted: columns.len(),
+            located: false,
             expected_rows: file.file.record_count(),
             inherited: Inherited::of(file),
             counters: Arc::clone(counters),
@@ -338,6 +361,8 @@ struct ReadPlan {
     /// The columns that are read; of these the first `wanted` are given out.
     arrow_schema: ArrowSchemaRef,
     wanted: usize,
+    /// Give each row its position as well.
+    located: bool,
     expected_rows: u64,
     inherited: Inherited,
     counters: Arc<ScanCounters>,
@@ -354,6 +379,7 @@ impl ReadPlan {
             name_mapping,
             arrow_schema,
             wanted,
+            located,
             expected_rows,
             inherited,
             counters,
@@ -383,7 +409,7 @@ impl ReadPlan {
                 Some(NestedReader::open(&file_io, &path, bytes, nested, mapping, BATCH_ROWS, fetched).await?)
             };
             let columns = ColumnStreams::new(Arc::clone(&path), file_io, flat, nested, arrow_schema);
-            let state = ReadState { path, wanted, expected_rows, inherited, columns, filter, meter };
+            let state = ReadState { path, wanted, located, expected_rows, inherited, columns, filter, meter };
             Ok(futures::stream::try_unfold(state, ReadState::next))
         };
         Ok(futures::stream::once(opened).try_flatten().boxed())
@@ -393,6 +419,7 @@ impl ReadPlan {
 struct ReadState {
     path: Arc<str>,
     wanted: usize,
+    located: bool,
     expected_rows: u64,
     inherited: Inherited,
     columns: ColumnStreams,
@@ -406,8 +433,10 @@ impl ReadState {
             match self.columns.next().await? {
                 Some(batch) => {
                     let wrong = |e| wrong_shape(&self.path, &e);
-                    let rows = batch.num_rows() as u64;
-                    let batch = self.inherited.fill(batch, self.meter.rows).map_err(wrong)?;
+                    let (first, rows) = (self.meter.rows, batch.num_rows() as u64);
+                    let batch = self.inherited.fill(batch, first).map_err(wrong)?;
+                    let batch =
+                        if self.located { with_positions(&batch, first).map_err(wrong)? } else { batch };
                     self.meter.rows += rows;
                     let batch = self.meant(batch).map_err(|e| wrong_shape(&self.path, &e))?;
                     if batch.num_rows() > 0 {
@@ -428,9 +457,21 @@ impl ReadState {
     /// The rows that are meant, in the wanted columns.
     fn meant(&mut self, batch: RecordBatch) -> Result<RecordBatch, ArrowError> {
         let Some(filter) = &mut self.filter else { return Ok(batch) };
-        let wanted: Vec<usize> = (0..self.wanted).collect();
+        let mut wanted: Vec<usize> = (0..self.wanted).collect();
+        if self.located {
+            wanted.push(batch.num_columns() - 1);
+        }
         filter.apply(&batch)?.project(&wanted)
     }
+}
+
+/// The batch with the positions of its rows, of which the first is at `first`.
+fn with_positions(batch: &RecordBatch, first: u64) -> Result<RecordBatch, ArrowError> {
+    let positions =
+        (first..).take(batch.num_rows()).map(|position| i64::try_from(position).unwrap_or(i64::MAX));
+    let mut columns = batch.columns().to_vec();
+    columns.push(Arc::new(Int64Array::from_iter_values(positions)));
+    RecordBatch::try_new(with_column(&batch.schema(), Field::new(POSITION, DataType::Int64, false)), columns)
 }
 
 /// The nested ones of the columns at these places.
@@ -448,7 +489,7 @@ fn unreadable_schema(schema_id: SchemaId, error: &iceberg::Error) -> TableError 
 }
 
 /// Arrow schema of `schema` with one more column, for [`ScanFile::origin`].
-pub fn with_column(schema: &ArrowSchemaRef, field: datafusion::arrow::datatypes::Field) -> ArrowSchemaRef {
+pub fn with_column(schema: &ArrowSchemaRef, field: Field) -> ArrowSchemaRef {
     let mut fields: Vec<_> = schema.fields().iter().cloned().collect();
     fields.push(Arc::new(field));
     Arc::new(ArrowSchema::new(fields))

@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use datafusion::arrow::array::{Int32Array, RecordBatch, RecordBatchOptions};
+use datafusion::arrow::array::{ArrayRef, Int32Array, RecordBatch, RecordBatchOptions};
 use datafusion::arrow::datatypes::{DataType, Field, SchemaRef};
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::stats::Precision;
@@ -39,6 +39,8 @@ pub struct FilesTable {
     schema: SchemaRef,
     /// Position of the origin column; `None`: the relation has the table's columns only.
     origin: Option<usize>,
+    /// Position of the column that tells a row's position in its file.
+    position: Option<usize>,
     counters: Arc<ScanCounters>,
 }
 
@@ -52,14 +54,26 @@ impl FilesTable {
     ) -> Self {
         let schema = Arc::clone(reader.arrow_schema());
         let groups = Arc::new(FileGroup::balance(files, partitions));
-        Self { reader, groups, schema, origin: None, counters }
+        Self { reader, groups, schema, origin: None, position: None, counters }
     }
 
     /// With the origin as a last column, `Int32`; see [`Self::origin_column`].
-    pub fn with_origin(mut self) -> Self {
-        let field = Field::new(free_name(&self.schema), DataType::Int32, false);
+    pub fn with_origin(self) -> Self {
+        let name = free_name(&self.schema);
+        self.with_origin_as(&name)
+    }
+
+    /// The same under a name that no column has.
+    pub fn with_origin_as(mut self, name: &str) -> Self {
         self.origin = Some(self.schema.fields().len());
-        self.schema = with_column(&self.schema, field);
+        self.schema = with_column(&self.schema, Field::new(name, DataType::Int32, false));
+        self
+    }
+
+    /// With the row's position in its file, `Int64`, under a name that no column has.
+    pub fn with_position_as(mut self, name: &str) -> Self {
+        self.position = Some(self.schema.fields().len());
+        self.schema = with_column(&self.schema, Field::new(name, DataType::Int64, false));
         self
     }
 
@@ -115,6 +129,7 @@ impl TableProvider for FilesTable {
             groups: Arc::clone(&self.groups),
             columns,
             origin: self.origin,
+            position: self.position,
             counters: Arc::clone(&self.counters),
             properties: Arc::new(properties),
         }))
@@ -129,6 +144,7 @@ struct FilesScan {
     /// Wanted columns by position in the provider's schema, the origin among them.
     columns: Vec<usize>,
     origin: Option<usize>,
+    position: Option<usize>,
     counters: Arc<ScanCounters>,
     properties: Arc<PlanProperties>,
 }
@@ -170,9 +186,13 @@ impl ExecutionPlan for FilesScan {
         _context: Arc<TaskContext>,
     ) -> DataFusionResult<SendableRecordBatchStream> {
         let files = self.groups.get(partition).map(|group| group.files.clone()).unwrap_or_default();
-        let real: Vec<usize> = self.columns.iter().copied().filter(|at| Some(*at) != self.origin).collect();
-        // Where the origin stands among the wanted columns.
-        let origin_at = self.columns.iter().position(|at| Some(*at) == self.origin);
+        let is_real = |at: &usize| Some(*at) != self.origin && Some(*at) != self.position;
+        let real: Vec<usize> = self.columns.iter().copied().filter(is_real).collect();
+        // Where the columns that are not in the files stand among the wanted ones.
+        let place = |virtual_column: Option<usize>| {
+            virtual_column.and_then(|at| self.columns.iter().position(|column| *column == at))
+        };
+        let places = Places { origin: place(self.origin), position: place(self.position) };
         let schema = self.schema();
         let out = Arc::clone(&schema);
         let reader = Arc::clone(&self.reader);
@@ -180,10 +200,15 @@ impl ExecutionPlan for FilesScan {
         let rows = futures::stream::iter(files)
             .map(move |file| {
                 let schema = Arc::clone(&out);
-                let batches = reader.read(&file, &real, &counters).map_err(external)?;
-                Ok::<_, DataFusionError>(batches.map(move |batch| {
-                    with_origin(&batch.map_err(external)?, &schema, origin_at, file.origin)
-                }))
+                let batches = if places.position.is_some() {
+                    reader.read_located(&file, &real, &counters)
+                } else {
+                    reader.read(&file, &real, &counters)
+                };
+                let batches = batches.map_err(external)?;
+                Ok::<_, DataFusionError>(
+                    batches.map(move |batch| places.put(&batch.map_err(external)?, &schema, file.origin)),
+                )
             })
             .try_flatten();
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))
@@ -203,18 +228,29 @@ impl ExecutionPlan for FilesScan {
     }
 }
 
-fn with_origin(
-    batch: &RecordBatch,
-    schema: &SchemaRef,
-    at: Option<usize>,
-    origin: i32,
-) -> DataFusionResult<RecordBatch> {
-    let mut columns = batch.columns().to_vec();
-    if let Some(at) = at {
-        columns.insert(at, Arc::new(Int32Array::from_value(origin, batch.num_rows())));
+/// Where the columns go that are not in the files.
+#[derive(Clone, Copy)]
+struct Places {
+    origin: Option<usize>,
+    position: Option<usize>,
+}
+
+impl Places {
+    /// `batch` has the position as its last column, where it is wanted.
+    fn put(self, batch: &RecordBatch, schema: &SchemaRef, origin: i32) -> DataFusionResult<RecordBatch> {
+        let mut columns = batch.columns().to_vec();
+        let position = self.position.and_then(|at| Some((at, columns.pop()?)));
+        let origin = self.origin.map(|at| -> (usize, ArrayRef) {
+            (at, Arc::new(Int32Array::from_value(origin, batch.num_rows())))
+        });
+        let mut virtual_columns: Vec<(usize, ArrayRef)> = position.into_iter().chain(origin).collect();
+        virtual_columns.sort_by_key(|(at, _)| *at);
+        for (at, column) in virtual_columns {
+            columns.insert(at, column);
+        }
+        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+        Ok(RecordBatch::try_new_with_options(Arc::clone(schema), columns, &options)?)
     }
-    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-    Ok(RecordBatch::try_new_with_options(Arc::clone(schema), columns, &options)?)
 }
 
 fn external(error: crate::table::error::TableError) -> DataFusionError {

@@ -61,9 +61,15 @@ impl Engine {
     /// A fresh session: nothing that one check registers is seen by another. Identifiers mean exactly the
     /// column of that spelling, quoted or not.
     pub fn session(&self) -> SessionContext {
+        self.session_with(|_| ())
+    }
+
+    /// The same with other settings.
+    pub fn session_with(&self, change: impl FnOnce(&mut SessionConfig)) -> SessionContext {
         let mut config =
             SessionConfig::new().with_target_partitions(self.parallelism).with_information_schema(false);
         config.options_mut().sql_parser.enable_ident_normalization = false;
+        change(&mut config);
         SessionContext::new_with_config_rt(config, Arc::clone(&self.environment))
     }
 
