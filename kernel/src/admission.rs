@@ -9,16 +9,17 @@ mod compaction;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::change::{ChangeSet, FileFact, RewriteProof};
+use crate::change::{ChangeSet, FileContent, FileFact, RewriteProof};
 use crate::classify::{
     Class, Classification, ClassifyInput, Origin, TargetChange, TargetSide, Witness, blocked_by_ahead,
     classify,
 };
-use crate::ids::{RefName, RequestId, SnapshotId};
+use crate::ids::{RefName, RequestId, SnapshotId, SpecId};
 use crate::lineage::BaseFinding;
+use crate::partition::Partition;
 use crate::policy::{AfterLanding, ClassPolicy, OnSourceMoved};
 use crate::reason::ReasonCode;
-use crate::record::RecordFinding;
+use crate::record::{Operation, RecordFinding};
 use crate::structure::StructureId;
 use crate::unit::{Unit, UnitKind, UnitRefusal, UnitScope};
 
@@ -316,13 +317,44 @@ fn harms_a_waiting_one(
     None
 }
 
+/// Does a replay of the unit write rows whose partitions are not those of its filter?
+fn writes_anywhere(unit: &Unit) -> bool {
+    match unit.record.as_ref().map(|record| &record.operation) {
+        Some(
+            Operation::OverwritePartitions { .. }
+            | Operation::InsertInto { .. }
+            | Operation::UpdateWhere { .. }
+            | Operation::MergeInto(_),
+        ) => true,
+        Some(
+            Operation::Append
+            | Operation::ReplacePartitions
+            | Operation::OverwriteWhere { .. }
+            | Operation::DeleteWhere { .. },
+        )
+        | None => false,
+    }
+}
+
+/// A file that is not written yet, in a spec that no table has: it overlaps every partition.
+fn anywhere() -> FileFact {
+    let everywhere = Partition { spec_id: SpecId(i32::MIN), fields: Vec::new() };
+    FileFact {
+        path: Arc::from("(what the replay ahead will write)"),
+        partition: Arc::new(everywhere),
+        records: 0,
+        bytes: 0,
+        content: FileContent::Data,
+    }
+}
+
 /// A replay removes more than its branch did: what the target added inside the operation's scope since
 /// base goes as well. For the cars behind it those files are gone.
 fn replay_removes(car: &Car, target_side: &TargetSide) -> Vec<TargetChange> {
     let mut changes = Vec::new();
     for unit in &car.classification.units {
         match unit.kind {
-            UnitKind::ReplacePartitions { .. } | UnitKind::OverwriteWhere => {}
+            UnitKind::ReplacePartitions { .. } | UnitKind::Recorded => {}
             // Re-added as they are, or never replayed.
             UnitKind::BlindAppend
             | UnitKind::DerivedAppend
@@ -337,14 +369,16 @@ fn replay_removes(car: &Car, target_side: &TargetSide) -> Vec<TargetChange> {
             .filter(|f| target_side.net().is_added(&f.path) && unit.scope.covers(&f.partition))
             .cloned()
             .collect();
-        if !removed.is_empty() {
+        // What it then adds may lie anywhere: nobody who is concerned with others' files rides behind it.
+        let added = if writes_anywhere(unit) { vec![anywhere()] } else { Vec::new() };
+        if !removed.is_empty() || !added.is_empty() {
             let change = ChangeSet {
                 snapshot: last.snapshot,
                 schema_id: last.schema_id,
                 label: "overwrite".to_owned(),
                 record: RecordFinding::Absent,
                 replaces_partitions: false,
-                added: Vec::new(),
+                added,
                 removed,
                 added_deletes: Vec::new(),
                 removed_deletes: Vec::new(),

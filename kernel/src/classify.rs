@@ -327,7 +327,7 @@ fn without_published(input: &ClassifyInput<'_>, net: &NetFiles) -> Result<Vec<Un
 /// unit's files since base, whatever became of them afterwards. Only a query that was run again wrote other
 /// files than the branch; there the stamp, in the target's ancestry, is the only trace.
 fn stamp_is_backed(unit: &Unit, net: &NetFiles) -> bool {
-    if unit.kind == UnitKind::OverwriteWhere {
+    if unit.kind == UnitKind::Recorded {
         return true;
     }
     // Deletes may have been united with the target's, in a file of the queue's own.
@@ -425,7 +425,7 @@ fn meet_one(unit: &Unit, other: &TargetChange, net: &NetFiles, class: &ClassPoli
         }
         UnitKind::DerivedAppend
         | UnitKind::ReplacePartitions { .. }
-        | UnitKind::OverwriteWhere
+        | UnitKind::Recorded
         | UnitKind::RowDelta
         | UnitKind::EqualityDelta
         | UnitKind::Opaque => {
@@ -585,7 +585,7 @@ fn is_blind_append(change: &ChangeSet) -> bool {
     let recorded_as_append = match &change.record {
         RecordFinding::Absent => true,
         RecordFinding::Found(record) => record.operation == Operation::Append,
-        RecordFinding::Invalid(_) => false,
+        RecordFinding::Named { .. } | RecordFinding::Invalid(_) => false,
     };
     change.only_adds() && change.label == "append" && recorded_as_append
 }

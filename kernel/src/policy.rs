@@ -47,6 +47,10 @@ pub struct ClassPolicy {
     pub isolation: Isolation,
     #[serde(default)]
     pub equality_deletes: EqualityDeletes,
+    /// Tables that recorded operations of the class may read: `sales.customers`, or `sales.*` for all of a
+    /// namespace. Without the key, every table of the catalog at a pin (rule S1).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads: Option<Vec<String>>,
     /// Ids of the checks of this policy that candidates of the class must pass.
     #[serde(default)]
     pub checks: Vec<String>,
@@ -517,6 +521,7 @@ impl ClassPolicy {
             overlap: Overlap::default(),
             isolation: Isolation::default(),
             equality_deletes: EqualityDeletes::default(),
+            reads: None,
             checks: Vec::new(),
             batch_size: DEFAULT_BATCH_SIZE,
             age_bound: default_age_bound(),
@@ -538,8 +543,19 @@ impl ClassPolicy {
             ("overlap", self.overlap != Overlap::default()),
             ("isolation", self.isolation != Isolation::default()),
             ("equality-deletes", self.equality_deletes != EqualityDeletes::default()),
+            ("reads", self.reads.is_some()),
         ];
         keys.into_iter().find(|(_, given)| *given).map(|(key, _)| key)
+    }
+
+    /// May recorded operations of the class read this table?
+    pub fn may_read(&self, table: &TableName) -> bool {
+        let Some(reads) = &self.reads else { return true };
+        let name = table.to_string();
+        reads.iter().any(|allowed| match allowed.strip_suffix('*') {
+            Some(prefix) => prefix.ends_with('.') && name.starts_with(prefix),
+            None => *allowed == name,
+        })
     }
 }
 

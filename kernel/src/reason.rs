@@ -176,6 +176,9 @@ reasons! {
     InputMissing, "input-missing",
         "A pinned input of the recorded operation cannot be read any more.",
         "Run the pipeline again on inputs that exist.";
+    InputNotAllowed, "input-not-allowed",
+        "The recorded operation reads a table that its class may not read.",
+        "Name the table in the class's `reads`, or use another class.";
     ReplayFailed, "replay-failed",
         "The recorded operation could not be run again.",
         "Run its query against the named tables and correct it.";

@@ -9,7 +9,7 @@ use crate::ids::SnapshotId;
 use crate::partition::Partition;
 use crate::policy::{Appends, ClassPolicy, Isolation};
 use crate::reason::ReasonCode;
-use crate::record::{Operation, Record, RecordFinding};
+use crate::record::{Operation, Record, RecordError, RecordFinding};
 
 /// A change of the source with what was found out about it beside the manifests.
 #[derive(Clone, Debug)]
@@ -27,10 +27,8 @@ pub struct SourceChange {
     /// Every file of the parent in the partitions from which files were removed; `None` when not needed.
     /// It serves rule C7: a derived replace-partitions removed all of them.
     pub parent_files: Option<Arc<BTreeSet<Arc<str>>>>,
-    /// The recorded `where`, read as a filter; `None` without one.
+    /// The rows of the target that the recorded operation looks at, as a filter; `None` when that is not known.
     pub filter: Option<Filter>,
-    /// The recorded query reads the target itself.
-    pub reads_target: bool,
 }
 
 /// What a unit did, logically.
@@ -43,8 +41,9 @@ pub enum UnitKind {
     ReplacePartitions {
         derived: bool,
     },
-    /// Recorded `overwrite-where`.
-    OverwriteWhere,
+    /// A recorded operation that is run again on the target's rows: `overwrite-where`, `delete-where`,
+    /// `update-where`, `merge-into`, a query that reads the target.
+    Recorded,
     /// Proved rewrite of its own inputs (a compaction submitted through the queue).
     Rewrite,
     /// Marks rows of live files as deleted by position, and may add files: a merge-on-read DELETE, UPDATE or
@@ -123,7 +122,7 @@ impl Unit {
     /// Can it be run again against another head?
     pub fn is_replayable(&self) -> bool {
         match self.kind {
-            UnitKind::BlindAppend | UnitKind::ReplacePartitions { .. } | UnitKind::OverwriteWhere => true,
+            UnitKind::BlindAppend | UnitKind::ReplacePartitions { .. } | UnitKind::Recorded => true,
             UnitKind::DerivedAppend
             | UnitKind::Rewrite
             | UnitKind::RowDelta
@@ -176,12 +175,14 @@ fn no_compaction(unit: &Unit, snapshot: SnapshotId) -> UnitRefusal {
 }
 
 fn check_readable(source: &SourceChange) -> Result<(), UnitRefusal> {
-    if let RecordFinding::Invalid(error) = &source.change.record {
-        let snapshot = source.change.snapshot;
-        let text = format!("snapshot {snapshot}: {error}");
-        return Err(UnitRefusal { code: ReasonCode::RecordInvalid, snapshot, text });
-    }
-    Ok(())
+    let snapshot = source.change.snapshot;
+    let error = match &source.change.record {
+        RecordFinding::Absent | RecordFinding::Found(_) => return Ok(()),
+        RecordFinding::Named { id, digest: _ } => &RecordError::NotInLedger(id.clone()),
+        RecordFinding::Invalid(error) => error,
+    };
+    let text = format!("snapshot {snapshot}: {error}");
+    Err(UnitRefusal { code: ReasonCode::RecordInvalid, snapshot, text })
 }
 
 /// How many of the leading changes are one operation: the same record id, or a delete followed by the
@@ -286,6 +287,15 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
         [one, _] => one.proof_with_next != RewriteProof::None,
         _ => false,
     };
+    if let Some(record) = record.as_ref().filter(|record| record.operation.is_run_again())
+        && let Some(input) = record.inputs.values().find(|input| !class.may_read(&input.table))
+    {
+        return Err(UnitRefusal {
+            code: ReasonCode::InputNotAllowed,
+            snapshot: first.change.snapshot,
+            text: format!("snapshot {} reads {}", first.change.snapshot, input.table),
+        });
+    }
 
     let (kind, scope) = match record.as_ref().map(|r| &r.operation) {
         // Proved for a class that takes nothing else: what the record says of it adds nothing.
@@ -323,8 +333,15 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
             }
             (UnitKind::ReplacePartitions { derived: false }, UnitScope::Partitions(partitions))
         }
-        Some(Operation::OverwriteWhere { .. }) => {
-            let scope = if first.reads_target {
+        Some(
+            Operation::OverwriteWhere { .. }
+            | Operation::OverwritePartitions { .. }
+            | Operation::InsertInto { .. }
+            | Operation::DeleteWhere { .. }
+            | Operation::UpdateWhere { .. }
+            | Operation::MergeInto(_),
+        ) => {
+            let scope = if record.as_ref().is_some_and(|r| r.reads_target) {
                 UnitScope::Table
             } else {
                 match &first.filter {
@@ -332,7 +349,7 @@ fn unit_of(members: &[SourceChange], class: &ClassPolicy) -> Result<Option<Unit>
                     None => UnitScope::Table,
                 }
             };
-            (UnitKind::OverwriteWhere, scope)
+            (UnitKind::Recorded, scope)
         }
         None if is_empty => return Ok(None),
         None if replaces_whole_partitions(&members.iter().collect::<Vec<_>>()) => {

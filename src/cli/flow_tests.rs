@@ -116,6 +116,7 @@ impl Queue {
         match Cli::try_parse_from(args).unwrap().command {
             Command::Request(command) => request::run(&self.context, command).await,
             Command::Branch(command) => branch::run(&self.context, command).await,
+            Command::Operation(command) => super::operation::run(&self.context, command).await,
             Command::Review(command) => review::run(&self.context, command).await,
             Command::Target(command) => super::target::run(&self.context, command).await,
             Command::Report(command) => report::run(&self.context, command).await,
@@ -286,4 +287,38 @@ async fn the_report_counts_the_target_and_tells_an_unexplained_snapshot() {
     let before =
         queue.ok(&["report", "daily", "--date", "2013-08-19", "--timezone", "America/New_York"]).await;
     assert_eq!(before.json["figures"]["all"]["ended"], 0);
+}
+
+#[tokio::test]
+async fn records_of_operations_are_checked_kept_and_shown() {
+    let queue = Queue::new().await;
+    let table = ["--table", "nyc.flights"];
+    let record = async |more: &[&str]| {
+        let line: Vec<&str> = ["operation", "record"].iter().chain(&table).chain(more).copied().collect();
+        queue.run(&line).await
+    };
+    let delete = "DELETE FROM nyc.flights WHERE flight_date = :day";
+    let made = ["--id", "void-20", "--sql", delete, "--parameter", "day=2013-08-20"];
+    let answer = record(&made).await.unwrap();
+    assert!(answer.text.contains("is recorded") && answer.text.contains("mergeberg.operation-id=void-20"));
+    assert!(record(&made).await.unwrap().text.contains("was recorded before"));
+    let other = record(&["--id", "void-20", "--sql", "DELETE FROM nyc.flights"]).await.unwrap_err();
+    assert_eq!(other.code, ReasonCode::KeyConflict);
+
+    let shown = queue.ok(&["operation", "show", "--table", "nyc.flights", "void-20"]).await;
+    assert!(shown.text.contains(delete) && shown.text.contains("nyc.flights"), "{}", shown.text);
+    assert_eq!(shown.json["digest"], answer.json["digest"]);
+    let unknown = queue.error(&["operation", "show", "--table", "nyc.flights", "void-21"]).await;
+    assert_eq!(unknown.code, ReasonCode::RecordInvalid);
+
+    let wrong = record(&["--id", "x", "--sql", "DELETE FROM nyc.flights WHERE seats = 1"]).await.unwrap_err();
+    assert_eq!(wrong.code, ReasonCode::RecordInvalid);
+    assert!(wrong.message.contains("seats"), "{}", wrong.message);
+    let wrong = record(&["--id", "x", "--sql", delete, "--input", "raw.up"]).await.unwrap_err();
+    assert_eq!(wrong.code, ReasonCode::InvalidArgument);
+
+    let file = queue.path("record.json");
+    std::fs::write(&file, r#"{"v":1,"id":"day-20","op":"replace-partitions"}"#).unwrap();
+    assert!(record(&[&file]).await.unwrap().text.contains("day-20"));
+    assert_eq!(record(&["no-such-file.json"]).await.unwrap_err().code, ReasonCode::InvalidArgument);
 }

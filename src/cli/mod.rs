@@ -13,6 +13,7 @@ mod explain;
 #[cfg(test)]
 mod flow_tests;
 pub(crate) mod init;
+pub mod operation;
 mod plan;
 mod policy;
 pub mod report;
@@ -69,6 +70,9 @@ pub enum Command {
     /// Create and list branches.
     #[command(subcommand)]
     Branch(branch::BranchCommand),
+    /// Keep records of what pipelines ran.
+    #[command(subcommand)]
+    Operation(operation::OperationCommand),
     /// Decide on changes of structure.
     #[command(subcommand)]
     Review(review::ReviewCommand),
@@ -125,6 +129,7 @@ async fn run(cli: Cli) -> Result<Answer, UserError> {
         Command::Plan(args) => plan::run(&context()?, &args).await,
         Command::Request(command) => request::run(&context()?, command).await,
         Command::Branch(command) => branch::run(&context()?, command).await,
+        Command::Operation(command) => operation::run(&context()?, command).await,
         Command::Review(command) => review::run(&context()?, command).await,
         Command::Target(command) => target::run(&context()?, command).await,
         Command::Report(command) => report::run(&context()?, command).await,

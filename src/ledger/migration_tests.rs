@@ -44,7 +44,9 @@ async fn a_request_of_before_reverts_reverts_nothing() {
         sqlx::query(sql).execute(&mut conn).await.unwrap();
     }
     conn.close().await.unwrap();
-    assert!(matches!(Ledger::open(&path).await, Err(LedgerError::Pending { pending, .. }) if pending == [3]));
+    assert!(
+        matches!(Ledger::open(&path).await, Err(LedgerError::Pending { pending, .. }) if pending == [3, 4])
+    );
     Ledger::migrate(&path).await.unwrap();
     let ledger = Ledger::open(&path).await.unwrap();
     let row = ledger.request(RequestId(1)).await.unwrap();

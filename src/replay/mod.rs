@@ -1,71 +1,108 @@
 //! Recorded operations run again: an operation becomes files for a car.
 //!
-//! Owns the reading of recorded SQL and the replay of `overwrite-where`. Appends and replaced partitions
-//! need no engine: they are metadata only, and the worker stages them itself.
+//! Owns everything between a record and the files: what its SQL may see ([`session`]), the rows that it changes
+//! and gives ([`plan`], [`merge`]), and how the changed files are written again or get deletes ([`rewrite`]).
+//! Appends and replaced partitions need no engine: they are metadata only, and the worker stages them itself.
 
-pub mod filter;
-pub mod overwrite;
+mod changes;
+mod columns;
+mod error;
+mod filter;
+mod membership;
+mod merge;
+mod plan;
+mod rewrite;
+pub mod scope;
+mod semantics;
+mod session;
 
-use datafusion::sql::sqlparser::dialect::GenericDialect;
-use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
-use mergeberg_kernel::reason::ReasonCode;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
 
-pub use overwrite::{ReplayInput, Replayed, overwrite_where};
+use mergeberg_kernel::change::DeleteKey;
+use mergeberg_kernel::ids::SchemaId;
+use mergeberg_kernel::partition::Partition;
+use mergeberg_kernel::record::Record;
 
-use crate::table::catalog::CatalogError;
-use crate::table::error::TableError;
+pub use error::ReplayError;
 
-/// Name under which a recorded query reads the target, at the car's parent.
-pub const TARGET_ALIAS: &str = "target";
+use crate::table::catalog::Catalog;
+use crate::table::data_files::NewDataFile;
+use crate::table::deletes::NewDeleteFile;
+use crate::table::loaded::LoadedTable;
+use crate::table::manifests::{LiveFiles, ManifestStore};
+use crate::table::scan::{ScanFile, live_rows};
+use crate::validate::Engine;
+use changes::Changes;
+use session::{Session, Sources};
 
-/// Why an operation could not be run again.
-#[derive(Debug, thiserror::Error)]
-pub enum ReplayError {
-    /// The request's own trouble: it is refused.
-    #[error("{text}")]
-    Request { code: ReasonCode, text: String },
-    /// Infrastructure: tried again.
-    #[error(transparent)]
-    Table(TableError),
-    #[error(transparent)]
-    Catalog(#[from] CatalogError),
+/// One replay; a longer one fails.
+const REPLAY_TIME_BOUND: Duration = Duration::from_secs(60 * 60);
+
+/// What a replay runs on.
+pub struct ReplayInput<'a> {
+    pub table: Arc<LoadedTable>,
+    /// What is live at the car's parent.
+    pub live: &'a LiveFiles,
+    pub record: &'a Record,
+    /// The schema that the operation was written under: the one whose names it uses.
+    pub written_under: SchemaId,
 }
 
-impl ReplayError {
-    pub fn request(code: ReasonCode, text: impl Into<String>) -> Self {
-        Self::Request { code, text: text.into() }
-    }
+/// Files for a car.
+#[derive(Debug, Default)]
+pub struct Replayed {
+    pub added: Vec<NewDataFile>,
+    pub removed: BTreeSet<Arc<str>>,
+    pub added_deletes: Vec<NewDeleteFile>,
+    pub removed_deletes: BTreeSet<DeleteKey>,
+    pub touched: BTreeSet<Arc<Partition>>,
 }
 
-impl From<TableError> for ReplayError {
-    fn from(error: TableError) -> Self {
-        if error.is_own_fault() {
-            Self::Request { code: error.reason(), text: error.to_string() }
-        } else {
-            Self::Table(error)
-        }
+/// Plans an operation against the table as it is, so that an unknown column, type or input is told when the
+/// record is made. Reads manifests of inputs, no rows.
+pub async fn check(
+    engine: &Arc<Engine>,
+    store: &ManifestStore,
+    catalog: &dyn Catalog,
+    table: &Arc<LoadedTable>,
+    record: &Record,
+) -> Result<(), ReplayError> {
+    if !record.operation.is_run_again() {
+        return Ok(());
     }
+    let sources = Sources { engine, store, catalog };
+    let session = Session::open(&sources, table, table.facts.current_schema_id, record, &[], &[]).await?;
+    plan::plan(&session, record).await.map(|_| ())
 }
 
-/// Does the query name this table anywhere? Whatever cannot be read counts as yes, which is the stricter
-/// answer.
-pub fn reads_table(query: &str, alias: &str) -> bool {
-    let dialect = GenericDialect {};
-    match Tokenizer::new(&dialect, query).tokenize() {
-        Ok(tokens) => tokens.iter().any(|token| matches!(token, Token::Word(word) if word.value == alias)),
-        Err(_) => true,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_query_reads_the_target_only_when_it_names_it() {
-        assert!(reads_table("SELECT * FROM target JOIN a USING (x)", TARGET_ALIAS));
-        assert!(reads_table("SELECT * FROM \"target\"", TARGET_ALIAS));
-        assert!(!reads_table("SELECT 'target' AS word FROM raw", TARGET_ALIAS));
-        assert!(reads_table("SELECT 'unclosed FROM raw", TARGET_ALIAS), "unreadable text counts as yes");
-    }
+/// Runs the operation. Reads data, writes data and delete files, commits nothing.
+pub async fn replay(
+    engine: &Arc<Engine>,
+    store: &ManifestStore,
+    catalog: &dyn Catalog,
+    input: &ReplayInput<'_>,
+) -> Result<Replayed, ReplayError> {
+    let ReplayInput { table, live, record, written_under } = input;
+    let filter = scope::filter_of(record, table, Some(*written_under))
+        .map_err(|text| ReplayError::request(mergeberg_kernel::reason::ReasonCode::RecordInvalid, text))?;
+    // A row that a delete file takes away is not seen, and does not come back by being written again.
+    let all = live_rows((*live).clone())?;
+    let may_match =
+        |file: &&ScanFile| filter.as_ref().is_none_or(|filter| filter.may_match(&file.file.fact.partition));
+    let rows: Vec<ScanFile> = all.iter().filter(may_match).cloned().collect();
+    let sources = Sources { engine, store, catalog };
+    let session = Session::open(&sources, table, *written_under, record, &rows, &all).await?;
+    let planned = plan::plan(&session, record).await?;
+    let changes = Changes::new(rows);
+    let job = rewrite::Job {
+        table: Arc::clone(table),
+        changes,
+        planned,
+        names: session.columns.all.iter().map(|column| column.name.clone()).collect(),
+        expected_rows: record.expected_rows.filter(|_| !record.reads_target),
+        live: (*live).clone(),
+    };
+    engine.run(REPLAY_TIME_BOUND, async move { Ok(job.run().await) }).await?
 }

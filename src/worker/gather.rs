@@ -14,8 +14,8 @@ use mergeberg_kernel::lineage::{BaseFinding, Line, SnapshotFact};
 use mergeberg_kernel::partition::Partition;
 use mergeberg_kernel::policy::{ClassPolicy, Isolation, TablePolicy};
 use mergeberg_kernel::reason::ReasonCode;
-use mergeberg_kernel::record::{Operation, RecordFinding};
-use mergeberg_kernel::unit::{SourceChange, UnitRefusal, units};
+use mergeberg_kernel::record::{Operation, RecordError, RecordFinding};
+use mergeberg_kernel::unit::{SourceChange, units};
 
 use super::context::{Lane, Worker};
 use super::error::WorkerError;
@@ -26,8 +26,7 @@ use super::reverts::{concerning, only_its_files, reverted};
 use super::rewrites::{changes_wait, window};
 use super::structure::Structures;
 use crate::ledger::RequestRow;
-use crate::replay::filter::read_filter;
-use crate::replay::reads_table;
+use crate::replay::scope::filter_of;
 use crate::table::loaded::LoadedTable;
 use crate::table::manifests::{FileScope, LiveFile};
 
@@ -312,10 +311,7 @@ impl Worker {
         }
         let sets: Vec<&ChangeSet> = changes.iter().map(|c| c.change.as_ref()).collect();
         request.structure = structures.standing(table, &sets, line);
-        request.units = match unreadable_record(&changes, table) {
-            Some(refusal) => Err(refusal),
-            None => units(&changes, &request.class),
-        };
+        request.units = units(&changes, &request.class);
         if row.reverts.is_some()
             && let Ok(units) = &mut request.units
         {
@@ -325,13 +321,30 @@ impl Worker {
         Ok(())
     }
 
+    /// The change with the record that its summary names, if the ledger has it.
+    async fn with_record(
+        &self,
+        table: &LoadedTable,
+        change: Arc<ChangeSet>,
+    ) -> Result<Arc<ChangeSet>, WorkerError> {
+        let RecordFinding::Named { id, digest } = &change.record else { return Ok(change) };
+        let Some(row) = self.ledger.operation(&table.facts.uuid, id).await? else { return Ok(change) };
+        let found = row.digest.as_str();
+        let record = if digest.as_deref().is_some_and(|wanted| wanted != found) {
+            RecordFinding::Invalid(RecordError::OtherDigest { id: id.clone(), found: found.to_owned() })
+        } else {
+            RecordFinding::of_text(&row.record, &table.facts.name)
+        };
+        Ok(Arc::new(ChangeSet { record, ..change.as_ref().clone() }))
+    }
+
     async fn source_change(
         &self,
         table: &LoadedTable,
         snapshot: &SnapshotFact,
         policy: &TablePolicy,
     ) -> Result<SourceChange, WorkerError> {
-        let change = self.store.changes(table, snapshot).await?;
+        let change = self.with_record(table, self.store.changes(table, snapshot).await?).await?;
         let proof = if snapshot.label == "replace" {
             self.rewrite_proof(table, snapshot, &change, policy).await?
         } else {
@@ -344,7 +357,7 @@ impl Worker {
         let replaces = match &change.record {
             RecordFinding::Absent => said || !change.removed.is_empty(),
             RecordFinding::Found(_) => said,
-            RecordFinding::Invalid(_) => false,
+            RecordFinding::Named { .. } | RecordFinding::Invalid(_) => false,
         };
         let parent = snapshot.parent.and_then(|id| table.facts.snapshots.get(id));
         let parent_files = match (replaces, parent) {
@@ -360,13 +373,11 @@ impl Worker {
             (true, None) if snapshot.parent.is_none() => Some(Arc::default()),
             _ => None,
         };
-        let (filter, reads_target) = match change.record.found().map(|r| &r.operation) {
-            Some(Operation::OverwriteWhere { filter, query, .. }) => {
-                let schema = table.facts.schemas.get(&table.facts.current_schema_id);
-                let filter = schema.and_then(|schema| read_filter(filter, schema).ok());
-                (filter, reads_table(query, crate::replay::TARGET_ALIAS))
+        let filter = match change.record.found() {
+            Some(record) if record.operation.is_run_again() => {
+                filter_of(record, table, change.schema_id).ok().flatten()
             }
-            _ => (None, false),
+            _ => None,
         };
         Ok(SourceChange {
             change,
@@ -375,7 +386,6 @@ impl Worker {
             keeps_sequence_numbers: false,
             parent_files,
             filter,
-            reads_target,
         })
     }
 }
@@ -480,22 +490,4 @@ fn stands_on_rolled_back(lane: &Lane, facts: &TableFacts, line: &Line, pinned: S
         && source_line(facts, line, pinned)
             .iter()
             .any(|id| facts.snapshot_log.iter().any(|entry| entry.snapshot_id == *id))
-}
-
-/// A recorded filter that does not parse is refused before anything is staged.
-fn unreadable_record(changes: &[SourceChange], table: &LoadedTable) -> Option<UnitRefusal> {
-    let schema = table.facts.schemas.get(&table.facts.current_schema_id)?;
-    for source in changes {
-        if let Some(record) = source.change.record.found()
-            && let Operation::OverwriteWhere { filter, .. } = &record.operation
-            && let Err(text) = read_filter(filter, schema)
-        {
-            return Some(UnitRefusal {
-                code: ReasonCode::RecordInvalid,
-                snapshot: source.change.snapshot,
-                text: format!("snapshot {}: {text}", source.change.snapshot),
-            });
-        }
-    }
-    None
 }

@@ -10,7 +10,6 @@ use mergeberg_kernel::ids::{RequestId, SnapshotId};
 use mergeberg_kernel::lineage::{PUBLISHED_WAP_ID, SOURCE_SNAPSHOT_ID, SnapshotFact, WAP_ID};
 use mergeberg_kernel::partition::Partition;
 use mergeberg_kernel::reason::ReasonCode;
-use mergeberg_kernel::record::Operation;
 use mergeberg_kernel::unit::{NetFiles, Unit, UnitKind};
 
 use super::ages::Ages;
@@ -18,9 +17,8 @@ use super::context::Worker;
 use super::error::WorkerError;
 use super::gather::Gathered;
 use super::prepared::PreparedCar;
-use crate::replay::{ReplayError, ReplayInput};
+use crate::replay::{ReplayError, ReplayInput, Replayed};
 use crate::table::cleanup::{WrittenFiles, missing_files};
-use crate::table::data_files::NewDataFile;
 use crate::table::error::TableError;
 use crate::table::loaded::LoadedTable;
 use crate::table::manifests::{FileScope, LiveFile, LiveFiles};
@@ -325,34 +323,26 @@ impl Worker {
         let Some(source) = source else {
             return Ok(Some((ReasonCode::BranchGone, "the branch's snapshots are gone".to_owned())));
         };
-        let (add, remove, remove_deletes) = match (&unit.kind, unit.record.as_ref().map(|r| &r.operation)) {
+        let files = match (&unit.kind, &unit.record) {
             (UnitKind::ReplacePartitions { .. }, _) => {
                 match self.replace_partitions(gathered, unit, prepared).await? {
-                    Ok(files) => files,
+                    Ok((add, remove, remove_deletes)) => {
+                        ReplayedFiles { add, remove, remove_deletes, add_deletes: Vec::new() }
+                    }
                     Err(failure) => return Ok(Some(failure)),
                 }
             }
-            (UnitKind::OverwriteWhere, Some(Operation::OverwriteWhere { filter, query, inputs })) => {
+            (UnitKind::Recorded, Some(record)) => {
                 let live = self.live_for(gathered, &FileScope::Table, prepared).await?;
                 let input = ReplayInput {
                     table: Arc::clone(&gathered.table),
                     live: &live,
-                    filter,
-                    query,
-                    inputs,
-                    expected_rows: unit.record.as_ref().and_then(|r| r.expected_rows),
+                    record,
+                    written_under: source.schema_id.unwrap_or(facts.current_schema_id),
                 };
-                let replayed =
-                    crate::replay::overwrite_where(&self.engine, &self.store, &*self.catalog, &input).await;
+                let replayed = crate::replay::replay(&self.engine, &self.store, &*self.catalog, &input).await;
                 match replayed {
-                    Ok(outcome) => {
-                        let new: Vec<Arc<str>> =
-                            outcome.added.iter().map(|f: &NewDataFile| Arc::clone(&f.fact.path)).collect();
-                        prepared.new_files.extend(new);
-                        prepared.touched.extend(outcome.touched.iter().cloned());
-                        let added = outcome.added.into_iter().map(AddedFile::from).collect();
-                        (added, outcome.removed, BTreeSet::new())
-                    }
+                    Ok(outcome) => ReplayedFiles::of(outcome, prepared),
                     Err(ReplayError::Table(error)) => return Err(error.into()),
                     Err(ReplayError::Catalog(error)) => return Err(error.into()),
                     Err(ReplayError::Request { code, text }) => return Ok(Some((code, text))),
@@ -365,15 +355,17 @@ impl Worker {
                 )));
             }
         };
+        let ReplayedFiles { add, remove, add_deletes, remove_deletes } = files;
         // Never called an append, not even when it only adds: it depends on what it was run against (rule C2).
         // One that comes to nothing is a candidate too: its stamp is what says that it was published.
-        let label = if add.is_empty() && !remove.is_empty() { "delete" } else { "overwrite" };
+        let takes = !remove.is_empty() || !add_deletes.is_empty();
+        let label = if add.is_empty() && takes { "delete" } else { "overwrite" };
         prepared.push(SnapshotChange {
             id: self.fresh_id(gathered, taken_ids),
             label: label.to_owned(),
             add,
             remove,
-            add_deletes: Vec::new(),
+            add_deletes,
             remove_deletes,
             summary: stamps(car, source),
             now_ms: self.now_ms(),
@@ -451,6 +443,32 @@ impl Worker {
             if taken.insert(id) {
                 return id;
             }
+        }
+    }
+}
+
+/// What a unit that was run again comes to.
+struct ReplayedFiles {
+    add: Vec<AddedFile>,
+    remove: BTreeSet<Arc<str>>,
+    add_deletes: Vec<AddedFile>,
+    remove_deletes: BTreeSet<DeleteKey>,
+}
+
+impl ReplayedFiles {
+    /// The files that the replay wrote are the car's to account for.
+    fn of(replayed: Replayed, prepared: &mut PreparedCar) -> Self {
+        let Replayed { added, removed, added_deletes, removed_deletes, touched } = replayed;
+        let data = added.iter().map(|file| &file.fact.path);
+        // Many vectors share one file.
+        let deletes: BTreeSet<&Arc<str>> = added_deletes.iter().map(|file| &file.fact.path).collect();
+        prepared.new_files.extend(data.chain(deletes).cloned());
+        prepared.touched.extend(touched);
+        Self {
+            add: added.into_iter().map(AddedFile::from).collect(),
+            remove: removed,
+            add_deletes: added_deletes.into_iter().map(AddedFile::from).collect(),
+            remove_deletes: removed_deletes,
         }
     }
 }

@@ -31,6 +31,7 @@ mod pins;
 mod queue_basics;
 mod races;
 mod readme;
+mod replays;
 mod rest_client;
 mod rest_faults;
 mod rest_openapi;

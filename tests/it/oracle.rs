@@ -16,7 +16,7 @@ mod found;
 mod history;
 mod judge;
 mod pipeline;
-mod random;
+pub(crate) mod random;
 mod rows;
 
 use std::time::{Duration, Instant};

@@ -89,7 +89,7 @@ fn what_would_have_hit_the_files_that_come_back_stands_in_its_way() {
     let by_value = change(2, &[&values("E1@08-20")], &[]);
     assert_eq!(rules(&inverse, &by_value), ["rows were deleted by value where files are to come back"]);
     let replaced = ChangeSet {
-        record: RecordFinding::Found(record("r", Operation::ReplacePartitions)),
+        record: RecordFinding::Found(Box::new(record("r", Operation::ReplacePartitions))),
         ..change(2, &[&file("B1@08-20")], &[])
     };
     let said = ChangeSet { replaces_partitions: true, ..change(2, &[&file("B1@08-20")], &[]) };

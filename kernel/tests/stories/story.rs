@@ -25,7 +25,9 @@ use mergeberg_kernel::ids::{RefName, RequestId, SchemaId, SnapshotId, SpecId};
 use mergeberg_kernel::lineage::{BaseFinding, SOURCE_SNAPSHOT_ID, SnapshotFact, SnapshotGraph};
 use mergeberg_kernel::partition::{Partition, PartitionField};
 use mergeberg_kernel::policy::ClassPolicy;
-use mergeberg_kernel::record::{Operation, Record, RecordError, RecordFinding};
+use mergeberg_kernel::record::{
+    Columns, Condition, Names, Operation, Record, RecordError, RecordFinding, Rows, Select,
+};
 use mergeberg_kernel::unit::{SourceChange, Unit, UnitRefusal, units};
 
 /// The clock of every story, in milliseconds.
@@ -93,12 +95,21 @@ pub fn class(change: impl FnOnce(&mut ClassPolicy)) -> Arc<ClassPolicy> {
 }
 
 pub fn record(id: &str, operation: Operation) -> Record {
-    Record { id: id.to_owned(), operation, expected_rows: None }
+    let inputs = BTreeMap::new();
+    Record {
+        id: id.to_owned(),
+        operation,
+        inputs,
+        names: Names::Exact,
+        reads_target: false,
+        expected_rows: None,
+    }
 }
 
 pub fn overwrite_where(id: &str) -> Record {
-    let (filter, query) = ("order_date = DATE '2013-08-21'".to_owned(), "SELECT * FROM up".to_owned());
-    record(id, Operation::OverwriteWhere { filter, query, inputs: BTreeMap::new() })
+    let filter = Condition::parse("order_date = DATE '2013-08-21'").unwrap();
+    let rows = Rows { query: Select::parse("SELECT * FROM up").unwrap(), columns: Columns::ByName };
+    record(id, Operation::OverwriteWhere { filter, rows })
 }
 
 /// `order_date = 2013-<day>`.
@@ -117,7 +128,6 @@ pub struct Commit {
     proof_with_next: RewriteProof,
     keeps_sequence_numbers: bool,
     filter: Option<Filter>,
-    reads_target: bool,
     publishes: Option<SnapshotId>,
     timestamp_ms: i64,
 }
@@ -135,7 +145,7 @@ impl Commit {
     }
 
     pub fn recorded(&mut self, record: Record) -> &mut Self {
-        self.change.record = RecordFinding::Found(record);
+        self.change.record = RecordFinding::Found(Box::new(record));
         self
     }
 
@@ -168,7 +178,9 @@ impl Commit {
     }
 
     pub fn reads_target(&mut self) -> &mut Self {
-        self.reads_target = true;
+        if let RecordFinding::Found(record) = &mut self.change.record {
+            record.reads_target = true;
+        }
         self
     }
 
@@ -242,7 +254,6 @@ impl Story {
             proof_with_next: RewriteProof::None,
             keeps_sequence_numbers: false,
             filter: None,
-            reads_target: false,
             publishes: None,
             timestamp_ms: id.0 * 1000,
         };
@@ -361,7 +372,6 @@ impl Story {
             keeps_sequence_numbers: commit.keeps_sequence_numbers,
             parent_files,
             filter: commit.filter.clone(),
-            reads_target: commit.reads_target,
         }
     }
 }

@@ -1,0 +1,207 @@
+//! What a recorded operation can see: the target at the car's parent, its pinned inputs, and nothing else
+//! (rules S1, C3).
+
+use std::sync::Arc;
+
+use datafusion::execution::FunctionRegistry;
+use datafusion::execution::context::SQLOptions;
+use datafusion::logical_expr::{Expr, ident};
+use datafusion::prelude::{DataFrame, SessionContext};
+use datafusion::sql::TableReference;
+use datafusion::sql::parser::Statement as EngineStatement;
+use datafusion::sql::sqlparser::ast::{Expr as SqlExpr, ExprWithAlias, Query, Statement};
+use mergeberg_kernel::ids::SchemaId;
+use mergeberg_kernel::reason::ReasonCode;
+use mergeberg_kernel::record::{Names, PinnedInput, Record, TARGET_ALIAS};
+
+use super::columns::{TargetColumns, column, folded, hidden};
+use super::error::ReplayError;
+use super::membership;
+use super::semantics::SparkOperators;
+use crate::table::catalog::{Catalog, CatalogError};
+use crate::table::loaded::LoadedTable;
+use crate::table::manifests::{FileScope, ManifestStore};
+use crate::table::scan::{RowReader, ScanCounters, ScanFile, live_rows};
+use crate::validate::{Engine, FilesTable};
+
+/// The rows that an operation may change, with where they are.
+pub(super) const ROWS: &str = "\u{1}rows";
+/// Column: number of the data file, in the order that the rows were given in.
+pub(super) const ORIGIN: &str = "\u{1}origin";
+/// Column: position in that file.
+pub(super) const POSITION: &str = "\u{1}position";
+
+/// Column: the row's id, in tables of format v3; it stays with a row whose values change.
+pub(super) const ROW_ID: &str = "\u{1}row_id";
+
+/// The session of one operation.
+pub(super) struct Session {
+    pub context: SessionContext,
+    /// Name of the row ids in the files, in tables that have them.
+    pub row_ids: Option<String>,
+    pub columns: TargetColumns,
+    pub names: Names,
+}
+
+/// Who reads.
+pub(super) struct Sources<'a> {
+    pub engine: &'a Arc<Engine>,
+    pub store: &'a ManifestStore,
+    pub catalog: &'a dyn Catalog,
+}
+
+impl Session {
+    /// `rows` are the files that the operation may change, `all` every live file of the target.
+    pub async fn open(
+        sources: &Sources<'_>,
+        table: &Arc<LoadedTable>,
+        written_under: SchemaId,
+        record: &Record,
+        rows: &[ScanFile],
+        all: &[ScanFile],
+    ) -> Result<Self, ReplayError> {
+        let names = record.names;
+        let context = sources.engine.session_with(|config| {
+            let options = config.options_mut();
+            options.sql_parser.enable_ident_normalization = names == Names::AnyCase;
+            if names == Names::AnyCase {
+                // Spark: nulls are the smallest.
+                options.sql_parser.default_null_ordering = "nulls_min".to_owned();
+            }
+        });
+        if names == Names::AnyCase {
+            let state = context.state_ref();
+            state.write().register_expr_planner(Arc::new(SparkOperators))?;
+        }
+        let reader = Arc::new(RowReader::new(table, table.facts.current_schema_id)?);
+        let then = RowReader::new(table, written_under)?;
+        let columns = TargetColumns::new(reader.arrow_schema(), then.arrow_schema(), names)?;
+        let keeping = Arc::new(RowReader::new(table, table.facts.current_schema_id)?.with_lineage()?);
+        // The first of what lineage adds.
+        let first = keeping.arrow_schema().fields().get(columns.all.len());
+        let row_ids = first.map(|field| field.name().clone());
+        let session = Self { context, row_ids, columns, names };
+        let counters = Arc::new(ScanCounters::default());
+        let parallel = sources.engine.parallelism();
+        let files = rows.iter().zip(0_i32..).map(|(file, at)| file.clone().with_origin(at)).collect();
+        let located = FilesTable::new(keeping, files, parallel, Arc::clone(&counters))
+            .with_origin_as(ORIGIN)
+            .with_position_as(POSITION);
+        session.register_target(ROWS, located, true)?;
+        if record.reads_target {
+            let files = FilesTable::new(reader, all.to_vec(), parallel, Arc::clone(&counters));
+            session.register_target(TARGET_ALIAS, files, false)?;
+        }
+        for (alias, pin) in &record.inputs {
+            let (pinned, files) = pinned_input(sources, alias, pin).await?;
+            let reader = Arc::new(RowReader::new(&pinned, schema_of(&pinned, pin))?);
+            let files = FilesTable::new(reader, files, parallel, Arc::clone(&counters));
+            session.register_input(alias, files)?;
+        }
+        Ok(session)
+    }
+
+    /// The target's columns under the operation's names; with `located`, all of today's under hidden names and
+    /// where each row is.
+    fn register_target(&self, name: &str, files: FilesTable, located: bool) -> Result<(), ReplayError> {
+        let mut columns: Vec<Expr> = Vec::new();
+        for at in &self.columns.known {
+            let Some(known) = self.columns.all.get(*at) else { continue };
+            if let Some(spoken) = &known.spoken {
+                columns.push(ident(known.name.as_str()).alias(spoken));
+            }
+        }
+        if located {
+            let all = self.columns.all.iter().enumerate();
+            columns.extend(all.map(|(at, c)| column(&c.name).alias(hidden(at))));
+            columns.extend([column(ORIGIN), column(POSITION)]);
+            columns.extend(self.row_ids.as_ref().map(|name| column(name).alias(ROW_ID)));
+        }
+        self.register(name, files, columns)
+    }
+
+    fn register_input(&self, alias: &str, files: FilesTable) -> Result<(), ReplayError> {
+        use datafusion::catalog::TableProvider as _;
+        let schema = files.schema();
+        let columns = schema.fields().iter().map(|field| {
+            let name = folded(field.name(), self.names);
+            column(field.name()).alias(name)
+        });
+        self.register(alias, files, columns.collect())
+    }
+
+    fn register(&self, name: &str, files: FilesTable, columns: Vec<Expr>) -> Result<(), ReplayError> {
+        let view = self.context.read_table(Arc::new(files))?.select(columns)?.into_view();
+        self.context.register_table(TableReference::bare(name.to_owned()), view)?;
+        Ok(())
+    }
+
+    /// Plans a query. Nothing but queries is planned.
+    pub async fn plan(&self, query: &Query) -> Result<DataFrame, ReplayError> {
+        let mut query = query.clone();
+        membership::write_out(&mut query)
+            .map_err(|e| ReplayError::request(ReasonCode::RecordInvalid, e.to_string()))?;
+        let statement = Statement::Query(Box::new(query));
+        let plan =
+            self.context.state().statement_to_plan(EngineStatement::Statement(Box::new(statement))).await?;
+        SQLOptions::new()
+            .with_allow_ddl(false)
+            .with_allow_dml(false)
+            .with_allow_statements(false)
+            .verify_plan(&plan)?;
+        Ok(self.context.execute_logical_plan(plan).await?)
+    }
+
+    /// An expression over the columns of `schema`, without subqueries.
+    pub fn expression(
+        &self,
+        expr: &SqlExpr,
+        schema: &datafusion::common::DFSchema,
+    ) -> Result<Expr, ReplayError> {
+        let expr = ExprWithAlias { expr: expr.clone(), alias: None };
+        Ok(self.context.state().create_logical_expr_from_sql_expr(expr, schema)?)
+    }
+
+    /// A name of the operation as the engine is to take it.
+    pub fn folded(&self, name: &str) -> String {
+        folded(name, self.names)
+    }
+}
+
+async fn pinned_input(
+    sources: &Sources<'_>,
+    alias: &str,
+    pin: &PinnedInput,
+) -> Result<(Arc<LoadedTable>, Vec<ScanFile>), ReplayError> {
+    let missing = |text: String| ReplayError::request(ReasonCode::InputMissing, text);
+    let table = match sources.catalog.load(&pin.table).await {
+        Ok(table) => table,
+        Err(CatalogError::NotFound(name)) => {
+            return Err(missing(format!("input '{alias}': there is no table {name}")));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if let Some(uuid) = &pin.uuid
+        && uuid != table.facts.uuid.as_str()
+    {
+        return Err(missing(format!("input '{alias}': {} is another table by now", pin.table)));
+    }
+    let Some(snapshot) = table.facts.snapshots.get(pin.snapshot_id) else {
+        return Err(missing(format!(
+            "input '{alias}': snapshot {} of {} was expired",
+            pin.snapshot_id, pin.table
+        )));
+    };
+    let live = sources.store.live_files(&table, snapshot, &FileScope::Table).await?;
+    Ok((Arc::clone(&table), live_rows(live)?))
+}
+
+/// A pinned snapshot is read with its own schema.
+fn schema_of(table: &LoadedTable, pin: &PinnedInput) -> SchemaId {
+    table
+        .facts
+        .snapshots
+        .get(pin.snapshot_id)
+        .and_then(|snapshot| snapshot.schema_id)
+        .unwrap_or(table.facts.current_schema_id)
+}

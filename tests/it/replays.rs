@@ -1,0 +1,8 @@
+//! Recorded operations run again on a target that changed meanwhile.
+
+mod choices;
+mod model;
+mod operations;
+mod property;
+mod text;
+mod world;
