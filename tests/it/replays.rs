@@ -1,6 +1,7 @@
 //! Recorded operations run again on a target that changed meanwhile.
 
 mod choices;
+mod judge;
 mod model;
 mod operations;
 mod property;
