@@ -311,7 +311,7 @@ fn write_blocking(
         .spec
         .partition_type(&plan.schema)
         .map_err(|e| TableError::Internal(format!("{} has no partition type: {e}", plan.path)))?;
-    let stand_ins = StandIns::of(&plan.spec, &types, plan.fixed);
+    let stand_ins = StandIns::of(&plan.spec, &types, plan.fixed).map_err(TableError::Unsupported)?;
     let ManifestPlan { path, version, content, snapshot, sequence_number, spec, schema, mut entries, fixed } =
         plan;
     // Readers of v3 differ in whether a removed file uses up row ids (the table spec does not say): at the
@@ -393,7 +393,7 @@ impl Encoder<'_> {
         let internal =
             |e: &dyn std::fmt::Display| TableError::Internal(format!("{} was not written: {e}", self.path));
         let given_schema = stand_ins.schema(schema).map_err(|e| internal(&e))?;
-        let given_spec = bound(spec, &given_schema).map_err(|e| internal(&e))?;
+        let given_spec = stand_ins.spec(spec, &given_schema).map_err(|e| internal(&e))?;
         let mut given = Vec::with_capacity(entries.len());
         for entry in entries {
             let file = Arc::new(stand_ins.given(&entry.file, spec.spec_id())?);
@@ -401,10 +401,15 @@ impl Encoder<'_> {
         }
         let scratch = FileIO::new_with_memory();
         let named = Encoder { path: SCRATCH, ..*self };
-        let list_entry = named.write(handle, &scratch, (&given_schema, &given_spec), given.into_iter())?;
+        let mut list_entry =
+            named.write(handle, &scratch, (&given_schema, &given_spec), given.into_iter())?;
+        if let Some(summaries) = &mut list_entry.partitions {
+            let tuples = entries.iter().map(|entry| entry.file.partition());
+            stand_ins.real_summaries(summaries, tuples).map_err(|e| internal(&e))?;
+        }
         let written = scratch.new_input(SCRATCH).map_err(|e| internal(&e))?;
         let written = handle.block_on(written.read()).map_err(|e| internal(&e))?;
-        let bytes = stand_ins.real_file(&written, schema).map_err(|e| internal(&e))?;
+        let bytes = stand_ins.real_file(&written, schema, spec).map_err(|e| internal(&e))?;
         let manifest_length = i64::try_from(bytes.len()).map_err(|e| internal(&e))?;
         let failed = |error: iceberg::Error| TableError::of_write(self.path, error);
         let output = file_io.new_output(self.path).map_err(failed)?;

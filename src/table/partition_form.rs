@@ -8,19 +8,25 @@
 //!   (`ValueWriters.FixedByteBufferWriter`, in 1.11 and 1.12). The crate is given `binary` in its place.
 //!   What is written is in the form that the table has already: in the other, Java could not read the table
 //!   any more.
+//! - A name has one definition in Avro, and the crate gives one to each field of a named type. The second field of
+//!   one `fixed`, UUID or decimal type is given as a decimal of as many bytes, which has another name.
+//! - Names of fields that are no names in Avro are written in another form ([`super::avro::names`]). The crate
+//!   writes them as they are, and nobody could read that. It is given plain names.
 //!
-//! Only headers are edited; data blocks are the same bytes for both types.
+//! Only headers are edited; data blocks are the same bytes for both types. A stand-in is a column of its own in the
+//! schema that the crate is given, so that nothing else of the table changes its type.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use iceberg::spec::{
-    DataFile, Datum, Literal, ManifestMetadata, PartitionSpec, PrimitiveLiteral, PrimitiveType, Schema,
-    SchemaRef, Struct, StructType, Type,
+    DataFile, FieldSummary, Literal, ManifestMetadata, PartitionSpec, PrimitiveLiteral, PrimitiveType,
+    Schema, SchemaRef, Struct, StructType, Type,
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::avro::header::AvroFile;
+use super::avro::names::{compatible, is_plain};
 use super::error::TableError;
 use super::file_copy;
 
@@ -28,7 +34,12 @@ const UUID_BYTES: u64 = 16;
 /// The name that Java and PyIceberg give to the Avro type of UUIDs.
 const UUID_NAME: &str = "uuid_fixed";
 const SCHEMA: &str = "schema";
+const PARTITION_SPEC: &str = "partition-spec";
 const AVRO_SCHEMA: &str = "avro.schema";
+/// Ids of stand-in columns count from here: far from those of a table, and from those that the spec reserves.
+const FIRST_STAND_IN_ID: i32 = 1_900_000_000;
+/// Longest decimal, in digits (table spec, "Primitive Types").
+const MAX_PRECISION: u32 = 38;
 
 /// How partition values of type `fixed` are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,111 +66,163 @@ pub(super) fn holds_fixed<'a>(types: &StructType, mut tuples: impl Iterator<Item
         })
 }
 
-/// One partition field that the crate is given as another type.
+/// One partition field, as the table has it and as the crate is given it.
 #[derive(Debug)]
-struct StandIn {
-    position: usize,
+struct FormField {
     field_id: i32,
-    source_id: i32,
+    name: String,
     real: PrimitiveType,
     given: PrimitiveType,
+    given_name: String,
 }
 
-/// The partition fields of one spec that the crate is given as other types.
+impl FormField {
+    /// Is it given as another type?
+    fn stands_in(&self) -> bool {
+        self.real != self.given
+    }
+}
+
+/// The partition fields of one spec, of which the crate is given some in another form.
 #[derive(Debug)]
 pub(super) struct StandIns {
-    fields: Vec<StandIn>,
+    fields: Vec<FormField>,
 }
 
 impl StandIns {
-    /// `None` when the crate can take all of them as they are. `types` is the partition type of `spec`.
-    pub fn of(spec: &PartitionSpec, types: &StructType, form: FixedForm) -> Option<Self> {
+    /// `None` when the crate can take all of them as they are. `types` is the partition type of `spec`. An error
+    /// says why no manifest of such a spec can be written or read.
+    pub fn of(spec: &PartitionSpec, types: &StructType, form: FixedForm) -> Result<Option<Self>, String> {
+        let plain = spec.fields().iter().all(|field| is_plain(&field.name));
+        let mut defined: HashSet<String> = HashSet::new();
+        let mut names: HashSet<String> = HashSet::new();
         let mut fields = Vec::new();
-        for (position, (field, typed)) in spec.fields().iter().zip(types.fields()).enumerate() {
-            let given = match (typed.field_type.as_primitive_type(), form) {
-                (Some(PrimitiveType::Uuid), _) => PrimitiveType::Fixed(UUID_BYTES),
-                (Some(PrimitiveType::TimestampNs), _) => PrimitiveType::Timestamp,
-                (Some(PrimitiveType::TimestamptzNs), _) => PrimitiveType::Timestamptz,
-                (Some(PrimitiveType::Fixed(_)), FixedForm::WithLength) => PrimitiveType::Binary,
-                _ => continue,
+        for (field, typed) in spec.fields().iter().zip(types.fields()) {
+            let Some(real) = typed.field_type.as_primitive_type().cloned() else {
+                return Err(format!("partition field '{}' has no single value", field.name));
             };
-            let Some(real) = typed.field_type.as_primitive_type().cloned() else { continue };
-            let (field_id, source_id) = (field.field_id, field.source_id);
-            fields.push(StandIn { position, field_id, source_id, real, given });
+            if !names.insert(compatible(&field.name)) {
+                return Err(format!(
+                    "partition field '{}' has the name of another one in manifests, '{}'; rename one of them",
+                    field.name,
+                    compatible(&field.name)
+                ));
+            }
+            let given = given_type(&real, form, &mut defined).ok_or_else(|| {
+                format!(
+                    "partition field '{}' is a second one of type {real}, which has no other form",
+                    field.name
+                )
+            })?;
+            // The crate takes the name of a column for nothing else than this column.
+            let given_name =
+                if given == real && plain { field.name.clone() } else { given_name(field.field_id) };
+            fields.push(FormField {
+                field_id: field.field_id,
+                name: field.name.clone(),
+                real,
+                given,
+                given_name,
+            });
         }
-        (!fields.is_empty()).then_some(Self { fields })
+        let needed = !plain || fields.iter().any(FormField::stands_in);
+        Ok(needed.then_some(Self { fields }))
     }
 
-    /// The table schema with the given types.
+    /// Are there values to convert?
+    fn converts(&self) -> bool {
+        self.fields.iter().any(FormField::stands_in)
+    }
+
+    /// The table schema with the stand-ins.
     pub fn schema(&self, schema: &Schema) -> Result<SchemaRef, String> {
         let mut json = serde_json::to_value(schema).map_err(|e| e.to_string())?;
-        self.edit_schema(&mut json);
+        self.add_columns(&mut json)?;
         serde_json::from_value::<Schema>(json).map(Arc::new).map_err(|e| e.to_string())
+    }
+
+    /// The spec in which the stand-ins are what is partitioned by. `schema` is that of [`Self::schema`].
+    pub fn spec(&self, spec: &PartitionSpec, schema: &SchemaRef) -> Result<PartitionSpec, String> {
+        let mut json = serde_json::to_value(spec.fields()).map_err(|e| e.to_string())?;
+        self.edit_spec(&mut json)?;
+        let fields: Vec<iceberg::spec::UnboundPartitionField> =
+            serde_json::from_value(json).map_err(|e| e.to_string())?;
+        PartitionSpec::builder(Arc::clone(schema))
+            .with_spec_id(spec.spec_id())
+            .add_unbound_fields(fields)
+            .and_then(|builder| builder.build())
+            .map_err(|e| e.to_string())
     }
 
     /// A manifest file as the crate can read it.
     fn given_file(&self, file: &mut AvroFile<'_>) -> Result<Vec<u8>, String> {
-        edit_json(file, SCHEMA, |json| {
-            self.edit_schema(json);
-            Ok(())
-        })?;
+        edit_json(file, SCHEMA, |json| self.add_columns(json))?;
+        edit_json(file, PARTITION_SPEC, |json| self.edit_spec(json))?;
         edit_json(file, AVRO_SCHEMA, |json| {
-            self.edit_partition_fields(json, |field, avro| match field.given {
-                PrimitiveType::Binary => *avro = json!("bytes"),
-                PrimitiveType::Fixed(_) => {
-                    if let Value::Object(object) = avro {
-                        object.shift_remove("logicalType");
-                    }
+            self.edit_partition_fields(json, |field, avro, name| {
+                *name = json!(field.given_name);
+                // Also where the type is the same: it may have been told by the name that another field defined.
+                if field.stands_in() || type_name(&field.given).is_some() {
+                    *avro = given_avro_type(&field.given);
                 }
-                _ => *avro = json!({ "type": "long", "logicalType": "timestamp-micros" }),
             })
         })?;
         Ok(file.to_bytes())
     }
 
-    /// A manifest file that the crate wrote with the given types, as it has to be.
-    pub fn real_file(&self, bytes: &[u8], schema: &Schema) -> Result<Vec<u8>, String> {
+    /// A manifest file that the crate wrote in the given form, as it has to be.
+    pub fn real_file(&self, bytes: &[u8], schema: &Schema, spec: &PartitionSpec) -> Result<Vec<u8>, String> {
         let mut file = AvroFile::parse(bytes).ok_or("it is no Avro file")?;
         file.replace(SCHEMA, serde_json::to_vec(schema).map_err(|e| e.to_string())?);
-        let mut named = HashSet::new();
+        file.replace(PARTITION_SPEC, serde_json::to_vec(spec.fields()).map_err(|e| e.to_string())?);
+        let mut defined = HashSet::new();
         edit_json(&mut file, AVRO_SCHEMA, |json| {
-            self.edit_partition_fields(json, |field, avro| *avro = real_avro_type(&field.real, &mut named))
+            self.edit_partition_fields(json, |field, avro, name| {
+                *name = json!(compatible(&field.name));
+                if field.stands_in() {
+                    *avro = real_avro_type(field, &mut defined);
+                } else if let Some(name) = type_name(&field.real) {
+                    defined.insert(name);
+                }
+            })
         })?;
         Ok(file.to_bytes())
     }
 
-    fn edit_schema(&self, json: &mut Value) {
-        match json {
-            Value::Array(items) => items.iter_mut().for_each(|item| self.edit_schema(item)),
-            Value::Object(object) => {
-                self.edit_field(object);
-                object.values_mut().for_each(|value| self.edit_schema(value));
+    fn stand_ins(&self) -> impl Iterator<Item = (i32, &FormField)> {
+        (FIRST_STAND_IN_ID..).zip(&self.fields).filter(|(_, field)| field.stands_in())
+    }
+
+    /// A column for each stand-in.
+    fn add_columns(&self, schema: &mut Value) -> Result<(), String> {
+        let columns =
+            schema.get_mut("fields").and_then(Value::as_array_mut).ok_or("its schema has no fields")?;
+        for (id, field) in self.stand_ins() {
+            let name = &field.given_name;
+            columns.push(json!({ "id": id, "name": name, "required": false, "type": field.given }));
+        }
+        Ok(())
+    }
+
+    fn edit_spec(&self, spec: &mut Value) -> Result<(), String> {
+        let parts = spec.as_array_mut().ok_or("its partition spec is no list")?;
+        for (id, field) in (FIRST_STAND_IN_ID..).zip(&self.fields) {
+            let part = parts.iter_mut().find(|part| has_id(part, field.field_id));
+            let part = part.and_then(Value::as_object_mut).ok_or("its partition spec lacks a field")?;
+            part.insert("name".to_owned(), json!(field.given_name));
+            if field.stands_in() {
+                part.insert("source-id".to_owned(), json!(id));
+                part.insert("transform".to_owned(), json!("identity"));
             }
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
+        Ok(())
     }
 
-    fn edit_field(&self, object: &mut Map<String, Value>) {
-        let Some(id) = object.get("id").and_then(Value::as_i64) else { return };
-        let Some(field) = self.fields.iter().find(|f| i64::from(f.source_id) == id) else { return };
-        let (Ok(real), Ok(given)) = (serde_json::to_value(&field.real), serde_json::to_value(&field.given))
-        else {
-            return;
-        };
-        let is_it = object.get("type") == Some(&real);
-        if is_it {
-            object.insert("type".to_owned(), given);
-            // A default in the form of the real type.
-            object.shift_remove("initial-default");
-            object.shift_remove("write-default");
-        }
-    }
-
-    /// Edits the Avro type of each of the fields, inside its union with null.
+    /// Edits the Avro type of each of the fields, inside its union with null, and its name.
     fn edit_partition_fields(
         &self,
         manifest_entry: &mut Value,
-        mut edit: impl FnMut(&StandIn, &mut Value),
+        mut edit: impl FnMut(&FormField, &mut Value, &mut Value),
     ) -> Result<(), String> {
         let tuple = record_field(manifest_entry, "data_file")
             .and_then(|file| record_field(file, "partition"))
@@ -167,83 +230,146 @@ impl StandIns {
             .and_then(Value::as_array_mut)
             .ok_or("its Avro schema has no partition tuple")?;
         for field in &self.fields {
-            let avro = tuple
-                .iter_mut()
-                .find(|f| f.get("field-id").and_then(Value::as_i64) == Some(i64::from(field.field_id)))
-                .and_then(|f| f.get_mut("type"))
-                .ok_or("its Avro schema lacks a partition field")?;
-            let value = match avro {
-                Value::Array(options) => options.iter_mut().find(|o| o.as_str() != Some("null")),
-                other => Some(other),
+            let avro = tuple.iter_mut().find(|f| has_id(f, field.field_id)).and_then(Value::as_object_mut);
+            let avro = avro.ok_or("its Avro schema lacks a partition field")?;
+            let mut name = avro.get("name").cloned().unwrap_or_default();
+            let value = match avro.get_mut("type") {
+                Some(Value::Array(options)) => options.iter_mut().find(|o| o.as_str() != Some("null")),
+                other => other,
             };
-            let value = value.ok_or("a partition field has no type")?;
-            edit(field, value);
+            edit(field, value.ok_or("a partition field has no type")?, &mut name);
+            avro.insert("name".to_owned(), name);
         }
         Ok(())
     }
 
-    /// A file of a manifest that was read with the given types.
+    /// A file of a manifest that was read in the given form.
     pub fn real(&self, file: &DataFile, spec_id: i32) -> Result<DataFile, TableError> {
-        let tuple = self.with_values(file.partition(), |field, literal| field.real_literal(literal))?;
-        let mut builder = file_copy::builder_of(file, spec_id);
-        builder
-            .partition(tuple)
-            .lower_bounds(self.real_bounds(file.lower_bounds())?)
-            .upper_bounds(self.real_bounds(file.upper_bounds())?);
-        file_copy::build(&builder, file)
+        self.with_values(file, spec_id, FormField::real_literal)
     }
 
-    /// A file for a manifest that is written with the given types. Bounds are bytes in either.
+    /// A file for a manifest that is written in the given form.
     pub fn given(&self, file: &DataFile, spec_id: i32) -> Result<DataFile, TableError> {
-        let tuple = self.with_values(file.partition(), |field, literal| field.given_literal(literal))?;
-        file_copy::build(file_copy::builder_of(file, spec_id).partition(tuple), file)
+        self.with_values(file, spec_id, FormField::given_literal)
     }
 
     fn with_values(
         &self,
-        tuple: &Struct,
-        value: impl Fn(&StandIn, &Literal) -> Option<Literal>,
-    ) -> Result<Struct, TableError> {
-        let mut values: Vec<Option<Literal>> = tuple.iter().map(|value| value.cloned()).collect();
-        for field in &self.fields {
-            if let Some(Some(literal)) = values.get_mut(field.position) {
+        file: &DataFile,
+        spec_id: i32,
+        value: impl Fn(&FormField, &Literal) -> Option<Literal>,
+    ) -> Result<DataFile, TableError> {
+        if !self.converts() {
+            return Ok(file.clone());
+        }
+        let mut values: Vec<Option<Literal>> = file.partition().iter().map(|value| value.cloned()).collect();
+        for (field, slot) in self.fields.iter().zip(&mut values).filter(|(field, _)| field.stands_in()) {
+            if let Some(literal) = slot {
                 *literal = value(field, literal).ok_or_else(|| {
                     TableError::Unsupported(format!("a partition value is no {}", field.real))
                 })?;
             }
         }
-        Ok(Struct::from_iter(values))
+        file_copy::build(file_copy::builder_of(file, spec_id).partition(Struct::from_iter(values)), file)
     }
 
-    fn real_bounds(&self, bounds: &HashMap<i32, Datum>) -> Result<HashMap<i32, Datum>, TableError> {
-        let mut bounds = bounds.clone();
-        for field in &self.fields {
-            if let Some(bound) = bounds.get_mut(&field.source_id) {
-                *bound = bound
-                    .to_bytes()
-                    .and_then(|bytes| Datum::try_from_bytes(&bytes, field.real.clone()))
-                    .map_err(|e| TableError::Unsupported(format!("a bound is no {}: {e}", field.real)))?;
+    /// Puts right the bounds in a manifest's list entry: those of bytes that the crate took for a decimal.
+    pub fn real_summaries<'a>(
+        &self,
+        summaries: &mut [FieldSummary],
+        tuples: impl Iterator<Item = &'a Struct> + Clone,
+    ) -> Result<(), String> {
+        for (at, field) in self.fields.iter().enumerate() {
+            let as_decimal = matches!(field.given, PrimitiveType::Decimal { .. });
+            if !as_decimal || matches!(field.real, PrimitiveType::Decimal { .. }) {
+                continue;
             }
+            let summary = summaries.get_mut(at).ok_or("a partition field has no summary")?;
+            // Bytes and UUIDs are compared byte by byte.
+            let values = || {
+                tuples.clone().filter_map(|tuple| match tuple.iter().nth(at).flatten()? {
+                    Literal::Primitive(PrimitiveLiteral::UInt128(value)) => {
+                        Some(value.to_be_bytes().to_vec())
+                    }
+                    Literal::Primitive(PrimitiveLiteral::Binary(bytes)) => Some(bytes.clone()),
+                    _ => None,
+                })
+            };
+            summary.lower_bound = values().min().map(Into::into);
+            summary.upper_bound = values().max().map(Into::into);
         }
-        Ok(bounds)
+        Ok(())
     }
 }
 
-impl StandIn {
+/// A name that no table has.
+fn given_name(field_id: i32) -> String {
+    format!("mergeberg_partition_{field_id}")
+}
+
+fn has_id(part: &Value, field_id: i32) -> bool {
+    part.get("field-id").and_then(Value::as_i64) == Some(i64::from(field_id))
+}
+
+/// What the crate is given for values of type `real`. Types that Avro names are given once; `None`: no other is left.
+fn given_type(real: &PrimitiveType, form: FixedForm, defined: &mut HashSet<String>) -> Option<PrimitiveType> {
+    let first = match (real, form) {
+        (PrimitiveType::Uuid, _) => PrimitiveType::Fixed(UUID_BYTES),
+        (PrimitiveType::TimestampNs, _) => PrimitiveType::Timestamp,
+        (PrimitiveType::TimestamptzNs, _) => PrimitiveType::Timestamptz,
+        (PrimitiveType::Fixed(_), FixedForm::WithLength) => PrimitiveType::Binary,
+        (same, _) => same.clone(),
+    };
+    let bytes = match &first {
+        PrimitiveType::Fixed(bytes) => *bytes,
+        PrimitiveType::Decimal { precision, .. } => decimal_bytes(*precision)?,
+        _ => return Some(first),
+    };
+    let precisions = (1..=MAX_PRECISION).filter(|precision| decimal_bytes(*precision) == Some(bytes));
+    let others = precisions
+        .flat_map(|precision| (0..=precision).map(move |scale| PrimitiveType::Decimal { precision, scale }));
+    std::iter::once(first)
+        .chain(others)
+        .find(|given| type_name(given).is_some_and(|name| defined.insert(name)))
+}
+
+fn decimal_bytes(precision: u32) -> Option<u64> {
+    Type::decimal_required_bytes(precision).ok().map(u64::from)
+}
+
+impl FormField {
     fn real_literal(&self, given: &Literal) -> Option<Literal> {
-        match (&self.real, given) {
-            (PrimitiveType::Uuid, Literal::Primitive(PrimitiveLiteral::Binary(bytes))) => {
-                let bytes: [u8; 16] = bytes.as_slice().try_into().ok()?;
-                Some(Literal::Primitive(PrimitiveLiteral::UInt128(u128::from_be_bytes(bytes))))
+        let Literal::Primitive(value) = given else { return None };
+        let bytes = match (&self.real, value) {
+            (PrimitiveType::Uuid, PrimitiveLiteral::Binary(bytes)) => bytes.clone(),
+            (PrimitiveType::Uuid, PrimitiveLiteral::Int128(value)) => value.to_be_bytes().to_vec(),
+            (PrimitiveType::Fixed(length), PrimitiveLiteral::Int128(value)) => {
+                let bytes = value.to_be_bytes();
+                let start = bytes.len().checked_sub(usize::try_from(*length).ok()?)?;
+                return Some(Literal::fixed(bytes[start..].iter().copied()));
             }
-            _ => self.same_literal(given),
-        }
+            _ => return self.same_literal(given),
+        };
+        let bytes: [u8; 16] = bytes.as_slice().try_into().ok()?;
+        Some(Literal::Primitive(PrimitiveLiteral::UInt128(u128::from_be_bytes(bytes))))
     }
 
     fn given_literal(&self, real: &Literal) -> Option<Literal> {
-        match (&self.real, real) {
-            (PrimitiveType::Uuid, Literal::Primitive(PrimitiveLiteral::UInt128(value))) => {
+        let Literal::Primitive(value) = real else { return None };
+        let as_decimal = matches!(self.given, PrimitiveType::Decimal { .. });
+        match (&self.real, value) {
+            (PrimitiveType::Uuid, PrimitiveLiteral::UInt128(value)) if as_decimal => {
+                Some(Literal::decimal(value.cast_signed()))
+            }
+            (PrimitiveType::Uuid, PrimitiveLiteral::UInt128(value)) => {
                 Some(Literal::fixed(value.to_be_bytes()))
+            }
+            (PrimitiveType::Fixed(length), PrimitiveLiteral::Binary(bytes)) if as_decimal => {
+                let fits = bytes.len() as u64 == *length && bytes.len() <= 16;
+                // As long as it is, with the sign of its first bit.
+                let sign = if bytes.first().is_some_and(|first| first & 0x80 != 0) { -1 } else { 0 };
+                let number = bytes.iter().fold(sign, |number: i128, byte| (number << 8) | i128::from(*byte));
+                fits.then(|| Literal::decimal(number))
             }
             _ => self.same_literal(real),
         }
@@ -258,31 +384,63 @@ impl StandIn {
             (
                 PrimitiveType::TimestampNs | PrimitiveType::TimestamptzNs,
                 Literal::Primitive(PrimitiveLiteral::Long(_)),
-            ) => true,
+            )
+            | (PrimitiveType::Decimal { .. }, Literal::Primitive(PrimitiveLiteral::Int128(_))) => true,
             _ => false,
         };
         fits.then(|| literal.clone())
     }
 }
 
-/// The Avro type as Java writes it; a named type is defined once and then told by its name.
-fn real_avro_type(real: &PrimitiveType, named: &mut HashSet<String>) -> Value {
+/// The name under which Avro has a type, as the crate, Java and PyIceberg give it.
+fn type_name(of: &PrimitiveType) -> Option<String> {
+    match of {
+        PrimitiveType::Uuid => Some(UUID_NAME.to_owned()),
+        PrimitiveType::Fixed(size) => Some(format!("fixed_{size}")),
+        PrimitiveType::Decimal { precision, scale } => Some(format!("decimal_{precision}_{scale}")),
+        _ => None,
+    }
+}
+
+/// The Avro type that the crate reads as `given`.
+fn given_avro_type(given: &PrimitiveType) -> Value {
+    match given {
+        PrimitiveType::Binary => json!("bytes"),
+        PrimitiveType::Timestamp | PrimitiveType::Timestamptz => {
+            json!({ "type": "long", "logicalType": "timestamp-micros" })
+        }
+        named => defined_type(named),
+    }
+}
+
+/// The Avro type as Java writes it. A second field of a named type gets a definition of its own, under a name of its
+/// own: that both were one type nobody needs to know, and PyIceberg does not read a type that is told by its name.
+fn real_avro_type(field: &FormField, defined: &mut HashSet<String>) -> Value {
+    let real = &field.real;
     if matches!(real, PrimitiveType::TimestampNs | PrimitiveType::TimestamptzNs) {
         let adjusted = *real == PrimitiveType::TimestamptzNs;
         return json!({ "type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": adjusted });
     }
-    let (name, size) = match real {
-        PrimitiveType::Fixed(size) => (format!("fixed_{size}"), *size),
-        _ => (UUID_NAME.to_owned(), UUID_BYTES),
-    };
-    if !named.insert(name.clone()) {
-        return Value::String(name);
-    }
-    let mut avro = json!({ "type": "fixed", "name": name, "size": size });
-    if *real == PrimitiveType::Uuid {
-        avro["logicalType"] = json!("uuid");
+    let mut avro = defined_type(real);
+    if let Some(name) = type_name(real)
+        && !defined.insert(name.clone())
+    {
+        avro["name"] = json!(format!("{name}_{}", field.field_id));
     }
     avro
+}
+
+/// The definition of a named type.
+fn defined_type(named: &PrimitiveType) -> Value {
+    let name = type_name(named);
+    match named {
+        PrimitiveType::Fixed(size) => json!({ "type": "fixed", "name": name, "size": size }),
+        PrimitiveType::Decimal { precision, scale } => json!({
+            "type": "fixed", "name": name, "size": decimal_bytes(*precision),
+            "logicalType": "decimal", "precision": precision, "scale": scale,
+        }),
+        _ => json!({ "type": "fixed", "name": name, "size": UUID_BYTES, "logicalType": "uuid" }),
+    }
 }
 
 /// The type of a field of an Avro record, as an object.
@@ -316,9 +474,13 @@ impl Special {
     /// `None` for the many manifests that the crate can read as they are.
     pub fn of(bytes: &[u8]) -> Result<Option<Self>, String> {
         let Some(file) = AvroFile::parse(bytes) else { return Ok(None) };
-        let Some(schema) = file.get(SCHEMA) else { return Ok(None) };
+        let (Some(schema), Some(spec)) = (file.get(SCHEMA), file.get(PARTITION_SPEC)) else {
+            return Ok(None);
+        };
         let mentions = |word: &[u8]| schema.windows(word.len()).any(|at| at == word);
-        if !mentions(b"\"uuid\"") && !mentions(b"\"fixed[") && !mentions(b"_ns\"") {
+        let by_type =
+            || [&b"\"uuid\""[..], b"\"fixed[", b"_ns\"", b"\"decimal("].iter().any(|word| mentions(word));
+        if names_are_plain(spec) && !by_type() {
             return Ok(None);
         }
         let header =
@@ -328,29 +490,23 @@ impl Special {
         let header = ManifestMetadata::parse(&header).map_err(|e| e.to_string())?;
         let (schema, spec) = (header.schema().clone(), header.partition_spec().clone());
         let types = spec.partition_type(&schema).map_err(|e| e.to_string())?;
-        let special = types.fields().iter().any(|f| is_special(&f.field_type));
+        let special = has_fixed(&types) || StandIns::of(&spec, &types, FixedForm::Plain)?.is_some();
         Ok(special.then_some(Self { schema, types, spec }))
     }
 
     /// The bytes with types that the crate can read, for values in this form. `None`: they are so already.
     pub fn given(&self, bytes: &[u8], form: FixedForm) -> Result<Option<(StandIns, Vec<u8>)>, String> {
-        let Some(stand_ins) = StandIns::of(&self.spec, &self.types, form) else { return Ok(None) };
+        let Some(stand_ins) = StandIns::of(&self.spec, &self.types, form)? else { return Ok(None) };
         let mut file = AvroFile::parse(bytes).ok_or("it is no Avro file")?;
         let given = stand_ins.given_file(&mut file)?;
         Ok(Some((stand_ins, given)))
     }
 }
 
-fn is_special(value_type: &Type) -> bool {
-    matches!(
-        value_type.as_primitive_type(),
-        Some(
-            PrimitiveType::Uuid
-                | PrimitiveType::Fixed(_)
-                | PrimitiveType::TimestampNs
-                | PrimitiveType::TimestamptzNs
-        )
-    )
+/// Are all fields of a spec, as JSON, called what Avro can call them? What is no spec is for the crate to tell.
+fn names_are_plain(spec: &[u8]) -> bool {
+    let Ok(Value::Array(fields)) = serde_json::from_slice(spec) else { return true };
+    fields.iter().filter_map(|field| field.get("name")?.as_str()).all(is_plain)
 }
 
 #[cfg(test)]

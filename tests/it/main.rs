@@ -27,6 +27,7 @@ mod large_table;
 mod oracle;
 mod outcomes;
 mod over_rest;
+mod partition_names;
 mod pins;
 mod queue_basics;
 mod races;

@@ -402,3 +402,16 @@ async fn after_a_landing_spark_goes_on_with_the_table() {
         Some(_) => eprint!("{text}"),
     }
 }
+
+/// Spark has no type for its nanoseconds, but the library below it has, and for its fixed bytes.
+#[tokio::test(flavor = "multi_thread")]
+async fn java_reads_the_fixed_partition_values_that_we_write() {
+    let merged = merge(NOT_READ_BY_SPARK, BY_ROWS, Oracle::SomeOrder).await;
+    assert!(merged.rows.is_some(), "{}", merged.outcome);
+    let Some(mut spark) = Spark::start() else { return };
+    let answer = spark.ok(&merged.house, "planned_files", json!({}));
+    let name = |file: &Value| file["path"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
+    let files: BTreeSet<String> = answer["files"].as_array().unwrap().iter().map(name).collect();
+    let ours = merged.house.live_files(merged.house.head("main").await.unwrap()).await;
+    assert_eq!(files.into_iter().collect::<Vec<_>>(), ours);
+}

@@ -88,6 +88,18 @@ def files(catalog: Catalog, table: list[str], ref: str = MAIN) -> dict[str, Any]
     return {"files": sorted(found, key=lambda file: (file["path"], file["content"]))}
 
 
+@operation("table")
+def planned_files(catalog: Catalog, table: list[str], ref: str = MAIN) -> dict[str, Any]:
+    """Paths of the data files that a scan of a ref would read, each with its partition, by Iceberg alone: Spark need
+    not know the table's types."""
+    tasks = catalog.java_table(table).newScan().useRef(ref).planFiles().iterator()
+    found = []
+    while tasks.hasNext():
+        file = tasks.next().file()
+        found.append({"path": file.location(), "partition": file.partition().toString()})
+    return {"files": sorted(found, key=lambda file: file["path"])}
+
+
 # ---- row deltas --------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ pub(super) mod header;
 pub(super) mod header_cache;
 mod list;
 mod manifest;
+pub(super) mod names;
 mod schema;
 
 pub(super) use list::decode_list;
