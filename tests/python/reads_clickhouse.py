@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +25,13 @@ def read_clickhouse(
     columns: list[str] | None = None,
     where: str | None = None,
     count_only: bool = False,
+    below: str | None = None,
 ) -> dict[str, Any]:
-    """The same as `read_duckdb`. A named snapshot, and so a ref, is read with the schema that it was written under."""
+    """The same as `read_duckdb`. A named snapshot, and so a ref, is read with the schema that it was written under.
+
+    It reads no file that does not lie below the table's location. `below` is a folder that all of them lie below, if
+    the location is another: it is told that this is the location.
+    """
     if (table is None) == (metadata_location is None):
         raise BadJob("give either table or metadata_location")
     if table is not None:
@@ -36,7 +44,34 @@ def read_clickhouse(
     elif ref is not None:
         raise BadJob("ref needs table; give snapshot_id")
     path = pathlib.Path(metadata_location.removeprefix("file://").removeprefix("file:"))
-    folder, file = str(path.parent.parent), f"{path.parent.name}/{path.name}"
+    with _moved(path, below) as path:
+        return _read(path, below or str(path.parent.parent), snapshot_id, columns, where, count_only)
+
+
+@contextlib.contextmanager
+def _moved(path: pathlib.Path, below: str | None) -> Iterator[pathlib.Path]:
+    """A copy of the metadata file that names another location, or the file itself."""
+    if below is None:
+        yield path
+        return
+    metadata = json.loads(path.read_text())
+    copy = path.with_name(path.name.removesuffix(".metadata.json") + "-moved.metadata.json")
+    copy.write_text(json.dumps(metadata | {"location": f"file://{below}"}))
+    try:
+        yield copy
+    finally:
+        copy.unlink()
+
+
+def _read(
+    path: pathlib.Path,
+    folder: str,
+    snapshot_id: int | None,
+    columns: list[str] | None,
+    where: str | None,
+    count_only: bool,
+) -> dict[str, Any]:
+    file = str(path.relative_to(folder))
     source = f"icebergLocal({_text(folder)}, SETTINGS iceberg_metadata_file_path = {_text(file)})"
     pin = f" SETTINGS iceberg_snapshot_id = {int(snapshot_id)}" if snapshot_id is not None else ""
     condition = f" WHERE {where}" if where else ""

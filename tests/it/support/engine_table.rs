@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use super::{House, json_rows};
 
 /// Where the paths in the metadata of these tables lead.
-const PLACE: &str = "/tmp/mergeberg-fixtures-v1";
+pub const PLACE: &str = "/tmp/mergeberg-fixtures-v1";
 /// Where the table is registered.
 pub const NAME: &str = "engine.written";
 
