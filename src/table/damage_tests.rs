@@ -7,10 +7,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use iceberg::io::FileIO;
-use iceberg::spec::{FormatVersion, ManifestContentType, ManifestFile, PartitionSpec};
+use iceberg::spec::{FormatVersion, PartitionSpec};
 use mergeberg_kernel::ids::TableName;
 
 use super::super::avro::header_cache::HeaderCache;
+use super::super::fuzzing::listed_manifest;
 use super::super::loaded::LoadedTable;
 use super::super::manifest_codec;
 use super::decode_list;
@@ -130,24 +131,7 @@ fn damaged_manifest_lists_are_errors() {
 #[test]
 fn damaged_manifests_are_errors() {
     let spec = PartitionSpec::unpartition_spec();
-    let file = ManifestFile {
-        manifest_path: "file:///m0.avro".to_owned(),
-        manifest_length: 0,
-        partition_spec_id: 0,
-        content: ManifestContentType::Data,
-        sequence_number: 5,
-        min_sequence_number: 1,
-        added_snapshot_id: 1,
-        added_files_count: None,
-        existing_files_count: None,
-        deleted_files_count: None,
-        added_rows_count: None,
-        existing_rows_count: None,
-        deleted_rows_count: None,
-        partitions: None,
-        key_metadata: None,
-        first_row_id: None,
-    };
+    let file = listed_manifest();
     try_damaged("0.avro", |bytes| {
         manifest_codec::decode(&file, bytes, &spec, &HeaderCache::default()).is_ok()
     });

@@ -525,7 +525,7 @@ pub(super) async fn on_blocking_thread<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(|e| TableError::of_join(path, e))
 }
 
-fn decode_list(
+pub(super) fn decode_list(
     path: &str,
     bytes: &[u8],
     version: FormatVersion,

@@ -16,6 +16,8 @@ pub mod error;
 pub mod evolve;
 pub mod facts_of;
 mod file_copy;
+#[cfg(any(fuzzing, test))]
+pub mod fuzzing;
 mod guard;
 mod list_writer;
 pub mod loaded;

@@ -7,6 +7,7 @@ use iceberg::spec::{
 };
 use mergeberg_kernel::ids::SnapshotId;
 
+use super::super::avro::header_cache::HeaderCache;
 use super::super::manifest_codec::{self, Entry, ManifestPlan};
 use super::*;
 
@@ -140,7 +141,7 @@ async fn two_fields_of_one_named_type_are_told_apart() {
         };
         let (listed, _) = manifest_codec::write(file_io.clone(), plan).await.unwrap();
         let bytes = file_io.new_input("memory:///m0.avro").unwrap().read().await.unwrap();
-        let read = manifest_codec::decode(&listed, &bytes, &spec).unwrap();
+        let read = manifest_codec::decode(&listed, &bytes, &spec, &HeaderCache::default()).unwrap();
         let tuples =
             |entries: &[Entry]| entries.iter().map(|e| e.file.partition().clone()).collect::<Vec<_>>();
         assert_eq!(tuples(&read.entries), tuples(&entries), "{form:?}");

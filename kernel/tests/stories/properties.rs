@@ -17,6 +17,7 @@ use mergeberg_kernel::verdict::{Eviction, TrainDecision, TrainEvidence, decide};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
+use proptest::test_runner::RngSeed;
 
 use crate::story::{NOW_MS, Story, class, day_is, overwrite_where, record, sid};
 use crate::verdicts;
@@ -28,9 +29,18 @@ fn pick(ids: &[String], at: Index) -> &str {
     &ids[at.index(ids.len())]
 }
 
+/// The same histories in every run; PROPTEST_RNG_SEED and PROPTEST_CASES ask for others, and for more.
 pub fn config(cases: u32) -> ProptestConfig {
-    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+    let given = ProptestConfig::default();
+    let rng_seed = match given.rng_seed {
+        RngSeed::Random => RngSeed::Fixed(SEED),
+        fixed => fixed,
+    };
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { given.cases } else { cases };
+    ProptestConfig { cases, rng_seed, failure_persistence: None, ..given }
 }
+
+const SEED: u64 = 0x6d65_7267_6562_6572;
 
 // Histories.
 
