@@ -289,7 +289,6 @@ fn every_wrong_class_is_named_with_what_is_wrong() {
         (with_class("overlap = \"allow-with-duplicate-check\""), "duplicate-key check"),
         (with_class("isolation = \"snapshot\""), "scope = \"table\""),
         (with_class(&format!("isolation = \"snapshot\"\nchecks = [\"keys\"]\n{keys}")), "scope = \"table\""),
-        (with_class("kind = \"compact\""), "compact"),
         (with_class("kind = \"compaction\"\nappends = \"derived\""), "'appends' says nothing"),
         (with_class("kind = \"compaction\"\noverlap = \"allow\""), "'overlap' says nothing"),
         (with_class("kind = \"compaction\"\nisolation = \"snapshot\""), "'isolation' says nothing"),
@@ -304,7 +303,9 @@ fn every_wrong_class_is_named_with_what_is_wrong() {
         assert!(message.contains("ingest"), "names the class: {message}");
         assert!(message.contains(expected), "says '{expected}': {message}");
     }
-    for fits in ["batch-size = 1", "batch-size = 500"] {
+    let unknown = error_of(&with_class("kind = \"compact\""));
+    assert!(unknown.contains("expected `changes` or `compaction`"), "{unknown}");
+    for fits in ["batch-size = 1", "batch-size = 500", "kind = \"compaction\""] {
         assert!(TablePolicy::parse("x", &with_class(fits)).is_ok(), "{fits}");
     }
     let nameless = error_of("table = \"nyc.flights\"\n[[class]]\nname = \" \"\nprefix = \"ingest/\"");

@@ -1,7 +1,7 @@
 //! Names in Avro schemas: which ones every reader takes, and what Java makes of the others.
 
 /// The names that the Avro specification allows; the crate's library takes no others.
-pub(super) fn is_plain(name: &str) -> bool {
+pub(in crate::table) fn is_plain(name: &str) -> bool {
     let mut characters = name.chars();
     let first = characters.next();
     first.is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
@@ -10,7 +10,7 @@ pub(super) fn is_plain(name: &str) -> bool {
 
 /// The name as Java writes it (`AvroSchemaUtil.makeCompatibleName`): letters and digits of any script stay, a digit
 /// in front gets a `_`, everything else is written as its number. Java counts in UTF-16.
-pub(super) fn compatible(name: &str) -> String {
+pub(in crate::table) fn compatible(name: &str) -> String {
     let mut made = String::new();
     for (at, unit) in name.encode_utf16().enumerate() {
         // Half of a pair is no letter to Java.

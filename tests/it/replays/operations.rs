@@ -486,9 +486,16 @@ async fn rows_stay_who_they_are_when_they_are_updated_or_written_again() {
         for id in [1, 3] {
             assert_eq!(after[&id], before[&id], "{mode}: row {id} did not change");
         }
-        assert_eq!(after[&2], (before[&2].0, landed.sequence_number), "{mode}: its id stays, its update is new");
+        assert_eq!(
+            after[&2],
+            (before[&2].0, landed.sequence_number),
+            "{mode}: its id stays, its update is new"
+        );
         let (new, by) = after[&4];
-        assert!(before.values().all(|(id, _)| *id != new) && by == landed.sequence_number, "{mode}: {after:?}");
+        assert!(
+            before.values().all(|(id, _)| *id != new) && by == landed.sequence_number,
+            "{mode}: {after:?}"
+        );
         let next = table.facts.next_row_id.unwrap();
         assert!(after.values().all(|(id, _)| *id < next), "{mode}: {after:?}, next {next}");
     }
