@@ -296,6 +296,7 @@ fn every_wrong_class_is_named_with_what_is_wrong() {
             with_class("kind = \"compaction\"\nequality-deletes = \"rebase\""),
             "'equality-deletes' says nothing",
         ),
+        (with_class("kind = \"compaction\"\nreads = []"), "'reads' says nothing"),
         (with_class("[[class]]\nname = \"ingest\"\nprefix = \"other/\""), "class 'ingest' is defined twice"),
         (with_class("[[class]]\nname = \"other\"\nprefix = \"ingest/\""), "the prefix 'ingest/'"),
     ] {
