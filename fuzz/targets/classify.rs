@@ -45,7 +45,6 @@ struct Snapshot {
     with_next: bool,
     keeps_sequence_numbers: bool,
     replaces: bool,
-    reads_target: bool,
     knows_parent: bool,
     record: Option<String>,
     publishes: Option<u8>,
@@ -165,7 +164,6 @@ impl Snapshot {
             keeps_sequence_numbers: self.keeps_sequence_numbers,
             parent_files: self.knows_parent.then(|| Arc::new(known)),
             filter: None,
-            reads_target: self.reads_target,
             change,
         }
     }
