@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use mergeberg_kernel::admission::{Car, CarAction, TargetPlan, plan_train};
+use mergeberg_kernel::admission::{Car, CarAction};
 use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::ids::{RefName, RequestId, SnapshotId, TableUuid};
 use mergeberg_kernel::policy::TablePolicy;
@@ -102,16 +102,7 @@ impl Worker {
         structures: &Structures,
     ) -> Result<Option<WrittenAhead>, WorkerError> {
         let gathered = self.gather(lane, table, policy, rows, structures).await?;
-        let plan = plan_train(
-            &gathered.requests,
-            &TargetPlan {
-                head: gathered.head,
-                published: &gathered.published,
-                protected: &gathered.protected,
-                now_ms: self.now_ms(),
-                fast_forward_allowed: gathered.all_fresh,
-            },
-        );
+        let plan = gathered.plan(self.now_ms());
         if plan.cars.is_empty() || plan.cars.iter().any(|car| car.action != CarAction::Pick) {
             return Ok(None);
         }

@@ -5,7 +5,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt};
-use mergeberg_kernel::admission::{RequestFacts, SourceNow, StructureStanding};
+use mergeberg_kernel::admission::{
+    RequestFacts, SourceNow, StructureStanding, TargetPlan, TrainPlan, plan_train,
+};
 use mergeberg_kernel::change::{ChangeSet, FileFact, RewriteProof};
 use mergeberg_kernel::classify::{Origin, TargetChange, TargetSide};
 use mergeberg_kernel::facts::TableFacts;
@@ -61,6 +63,22 @@ pub(super) struct Gathered {
     pub all_fresh: bool,
     /// Sources of requests behind those looked at, which the next tick will look at.
     pub next_sources: Vec<Vec<SnapshotId>>,
+}
+
+impl Gathered {
+    /// The train that would leave now.
+    pub fn plan(&self, now_ms: i64) -> TrainPlan {
+        plan_train(
+            &self.requests,
+            &TargetPlan {
+                head: self.head,
+                published: &self.published,
+                protected: &self.protected,
+                now_ms,
+                fast_forward_allowed: self.all_fresh,
+            },
+        )
+    }
 }
 
 impl Worker {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mergeberg_kernel::admission::{TargetPlan, Verdict, plan_train};
+use mergeberg_kernel::admission::Verdict;
 use mergeberg_kernel::ids::{Principal, RefName, RequestId, TableName};
 use mergeberg_kernel::policy::ClassPolicy;
 use mergeberg_kernel::state::RequestState;
@@ -77,16 +77,7 @@ impl Worker {
             let rows = vec![row];
             let gathered =
                 self.gather(&lane, Arc::clone(&table), Arc::clone(&policy), rows, &structures).await?;
-            let plan = plan_train(
-                &gathered.requests,
-                &TargetPlan {
-                    head: gathered.head,
-                    published: &gathered.published,
-                    protected: &gathered.protected,
-                    now_ms: self.now_ms(),
-                    fast_forward_allowed: gathered.all_fresh,
-                },
-            );
+            let plan = gathered.plan(self.now_ms());
             let (result, reason, text) = match (plan.cars.first(), plan.verdicts.first()) {
                 (Some(car), _) => (car.word().to_owned(), None, car.classification.text.clone()),
                 (None, Some((_, verdict))) => describe(verdict),

@@ -19,7 +19,6 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
-use mergeberg_kernel::admission::{TargetPlan, plan_train};
 use mergeberg_kernel::ids::{Epoch, RefName, TrainId};
 
 use super::ahead::Prospect;
@@ -103,16 +102,7 @@ impl Worker {
         structures: &Structures,
     ) -> Result<Progress, WorkerError> {
         let mut laps = Laps::start();
-        let mut plan = plan_train(
-            &gathered.requests,
-            &TargetPlan {
-                head: gathered.head,
-                published: &gathered.published,
-                protected: &gathered.protected,
-                now_ms: self.now_ms(),
-                fast_forward_allowed: gathered.all_fresh,
-            },
-        );
+        let mut plan = gathered.plan(self.now_ms());
         // Rule R5: of two with one tag name the first rides; when it has landed, the name is taken.
         let (mut tags, now_ms) = (BTreeSet::new(), self.now_ms());
         plan.cars
