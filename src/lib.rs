@@ -5,6 +5,7 @@
 pub mod cli;
 pub mod config;
 pub mod demo;
+pub mod doctor;
 pub mod error;
 pub mod ledger;
 mod near;

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::answer::Answer;
 use super::context::Context;
-use super::enqueue::{branch_head, class_of, load};
+use super::enqueue::{Needed, branch_head, class_of, load};
 use super::parse_ref;
 use crate::config::PolicySet;
 use crate::error::UserError;
@@ -87,7 +87,7 @@ async fn create(
     let mut tries = 0;
     loop {
         tries += 1;
-        let table = load(catalog.as_ref(), &args.table).await?;
+        let table = load(catalog.as_ref(), &args.table, Needed::Heads).await?;
         let class = class_of(&policies.for_table(&args.table), &args.name, args.class.as_deref())?;
         let (requirements, updates, created) = plan_create(&table.facts, &class, args, now_ms)?;
         match catalog.commit(&table, &requirements, updates).await {
@@ -207,7 +207,7 @@ struct BranchRow {
 }
 
 async fn list(context: &Context, table: &TableName) -> Result<Answer, UserError> {
-    let loaded = load(context.catalog().await?.as_ref(), table).await?;
+    let loaded = load(context.catalog().await?.as_ref(), table, Needed::Heads).await?;
     let policy = context.policies.read()?.for_table(table);
     let filter = RequestFilter { table: Some(table.clone()), ..RequestFilter::default() };
     let mut newest: BTreeMap<RefName, String> = BTreeMap::new();

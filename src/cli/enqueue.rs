@@ -17,7 +17,7 @@ use crate::config::PolicySet;
 use crate::error::UserError;
 use crate::ledger::{Enqueued, Ledger, NewRequest, RequestRow};
 use crate::near::nearest;
-use crate::table::catalog::{Catalog, CatalogError};
+use crate::table::catalog::{Capabilities, Capability, Catalog, CatalogError};
 use crate::table::loaded::LoadedTable;
 use crate::worker::own_sources::OWN_REFS;
 
@@ -60,7 +60,9 @@ pub async fn enqueue(context: EnqueueContext<'_>, args: &EnqueueArgs) -> Result<
         )
         .with_next("see `request enqueue --staged-snapshot` and `request revert`"));
     }
-    let table = usable_table(&context, &args.table).await?;
+    // A head is enough, unless a snapshot is looked for in its history.
+    let needed = if args.snapshot.is_some() { Needed::History } else { Needed::Heads };
+    let table = usable_table(&context, &args.table, needed).await?;
     let policy = context.policies.for_table(&args.table);
     let request = match resolve(&table.facts, &policy, args) {
         Ok(request) => request,
@@ -77,23 +79,33 @@ pub async fn enqueue(context: EnqueueContext<'_>, args: &EnqueueArgs) -> Result<
     }
 }
 
+/// What the catalog can do, by its own word and by what `doctor` found (rule S4).
+pub(super) async fn able(context: &EnqueueContext<'_>) -> Result<Capabilities, UserError> {
+    let found = context.ledger.capabilities(context.catalog.name()).await?;
+    let missing = found.iter().filter(|(_, able)| !**able).filter_map(|(word, _)| Capability::from_word(word));
+    Ok(missing.fold(context.catalog.capabilities(), Capabilities::without))
+}
+
+/// The refusal of what a catalog cannot do.
+pub(super) fn cannot(catalog: &dyn Catalog, missing: Capability) -> UserError {
+    UserError::new(
+        ReasonCode::CatalogRefused,
+        format!("catalog '{}' has no {}: {}", catalog.name(), missing.can(), missing.without()),
+    )
+    .with_next("see what it can do with `mergeberg doctor --scratch NAMESPACE`; use a catalog that can")
+}
+
 /// The table, if this queue can land on it.
 pub(super) async fn usable_table(
     context: &EnqueueContext<'_>,
     name: &TableName,
+    needed: Needed,
 ) -> Result<Arc<LoadedTable>, UserError> {
-    let capabilities = context.catalog.capabilities();
-    if !capabilities.table_refs || !capabilities.ref_requirements {
-        return Err(UserError::new(
-            ReasonCode::CatalogRefused,
-            format!(
-                "catalog '{}' cannot move a branch on condition that it did not change",
-                context.catalog.name()
-            ),
-        )
-        .with_next("use a catalog with table refs and ref requirements"));
+    let able = able(context).await?;
+    if let Some(missing) = Capability::ALL.iter().find(|one| one.is_needed() && !able.has(**one)) {
+        return Err(cannot(context.catalog, *missing));
     }
-    let table = load(context.catalog, name).await?;
+    let table = load(context.catalog, name, needed).await?;
     if let Some(other) = table.facts.foreign_claim(context.ledger.queue_id()) {
         let text = format!("{name} is claimed by queue {other}; this one is {}", context.ledger.queue_id());
         return Err(UserError::new(ReasonCode::ClaimedElsewhere, text));
@@ -138,9 +150,29 @@ async fn published_before(
     }))
 }
 
+/// What of a table is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needed {
+    Heads,
+    /// Ancestors and snapshots that no ref names as well.
+    History,
+}
+
 /// Loads a table; the error for an unknown one offers the nearest name.
-pub async fn load(catalog: &dyn Catalog, table: &TableName) -> Result<Arc<LoadedTable>, UserError> {
-    match catalog.load(table).await {
+pub async fn load(
+    catalog: &dyn Catalog,
+    table: &TableName,
+    needed: Needed,
+) -> Result<Arc<LoadedTable>, UserError> {
+    let mut loaded = match needed {
+        Needed::Heads => catalog.load_refs(table).await,
+        Needed::History => catalog.load(table).await,
+    };
+    // Whether there has ever been a target is asked of the log, which goes with the snapshots that it names.
+    if needed == Needed::Heads && loaded.as_ref().is_ok_and(|t| !t.facts.refs.contains_key(&RefName::main())) {
+        loaded = catalog.load(table).await;
+    }
+    match loaded {
         Ok(loaded) => Ok(loaded),
         Err(error @ CatalogError::NotFound(_)) => {
             let names: Vec<String> =

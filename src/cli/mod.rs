@@ -7,6 +7,7 @@ mod context;
 pub mod demo;
 #[cfg(test)]
 mod docs;
+pub mod doctor;
 pub mod enqueue;
 mod exit;
 mod explain;
@@ -85,6 +86,7 @@ pub enum Command {
     /// Check the policies.
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    Doctor(doctor::DoctorArgs),
     /// Bring the ledger to this release's form.
     Migrate,
 }
@@ -134,6 +136,7 @@ async fn run(cli: Cli) -> Result<Answer, UserError> {
         Command::Target(command) => target::run(&context()?, command).await,
         Command::Report(command) => report::run(&context()?, command).await,
         Command::Policy(command) => policy::run(&context()?, command).await,
+        Command::Doctor(args) => doctor::run(&context()?, &args).await,
         Command::Migrate => init::migrate(&context()?.config.ledger).await,
     }
 }

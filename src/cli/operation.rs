@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::answer::Answer;
 use super::context::{Context, principal};
-use super::enqueue::load;
+use super::enqueue::{Needed, load};
 use crate::error::UserError;
 use crate::ledger::{Ledger, OperationRow, Recorded};
 use crate::replay;
@@ -88,7 +88,7 @@ pub async fn run(context: &Context, command: OperationCommand) -> Result<Answer,
             Ok(Answer::new(text, row))
         }
         OperationCommand::Show(ShowArgs { table, id }) => {
-            let uuid = load(catalog.as_ref(), &table).await?.facts.uuid.clone();
+            let uuid = load(catalog.as_ref(), &table, Needed::Heads).await?.facts.uuid.clone();
             let Some(row) = ledger.operation(&uuid, &id).await? else {
                 let text = format!("{table} has no operation record '{id}'");
                 return Err(UserError::new(ReasonCode::RecordInvalid, text)
@@ -108,7 +108,7 @@ pub async fn record(
     by: &Principal,
     now_ms: i64,
 ) -> Result<Recorded, UserError> {
-    let loaded = load(catalog, table).await?;
+    let loaded = load(catalog, table, Needed::History).await?;
     let invalid = |text: String| {
         UserError::new(ReasonCode::RecordInvalid, text).with_next("docs/operation-records.md has the forms")
     };

@@ -26,7 +26,7 @@ pub struct PlanArgs {
 
 pub async fn run(context: &Context, args: &PlanArgs) -> Result<Answer, UserError> {
     let catalog = context.catalog().await?;
-    let table = enqueue::load(catalog.as_ref(), &args.table).await?;
+    let table = enqueue::load(catalog.as_ref(), &args.table, enqueue::Needed::History).await?;
     enqueue::check_target(&table.facts, &args.target)?;
     for source in &args.source {
         enqueue::branch_head(&table.facts, source, ReasonCode::BranchNotFound)?;

@@ -13,7 +13,7 @@ use mergeberg_kernel::lineage::{Line, PUBLISHED_WAP_ID};
 use mergeberg_kernel::reason::ReasonCode;
 
 use super::enqueue::{EnqueueArgs, EnqueueContext, check_length, check_target, key_conflict, offer};
-use super::enqueue::{resolve, usable_table};
+use super::enqueue::{Needed, resolve, usable_table};
 use crate::error::UserError;
 use crate::ledger::{Enqueued, RequestRow};
 use crate::table::catalog::{Catalog, CommitOutcome};
@@ -50,7 +50,7 @@ pub async fn enqueue_staged(context: EnqueueContext<'_>, args: &StagedArgs) -> R
         check_length("the idempotency key", key, super::enqueue::MAX_KEY_BYTES)?;
     }
     for _ in 0..MAX_COMMIT_TRIES {
-        let table = usable_table(&context, name).await?;
+        let table = usable_table(&context, name, Needed::History).await?;
         let facts = &table.facts;
         // What was enqueued under the key may have landed, and its snapshot be gone.
         if let Some(key) = idempotency_key

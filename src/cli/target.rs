@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::answer::Answer;
 use super::context::{Context, principal};
-use super::enqueue::{branch_head, load};
+use super::enqueue::{Needed, branch_head, load};
 use super::parse_ref;
 use crate::error::UserError;
 use crate::ledger::{Ledger, TargetHead};
@@ -83,7 +83,7 @@ async fn claim(context: &Context, args: ClaimArgs) -> Result<Answer, UserError> 
     let catalog = context.catalog().await?;
     let queue = ledger.queue_id().to_string();
     for _ in 0..MAX_COMMIT_TRIES {
-        let table = load(catalog.as_ref(), &name).await?;
+        let table = load(catalog.as_ref(), &name, Needed::Heads).await?;
         let before = table.facts.properties.get(CLAIM_PROPERTY).cloned();
         let json = json!({ "table": name, "queue": queue, "before": before, "by": by, "reason": reason });
         if before.as_deref() == Some(queue.as_str()) {
@@ -117,7 +117,7 @@ async fn adopt(context: &Context, args: AdoptArgs) -> Result<Answer, UserError> 
     check_reason(&reason, "who moved the target and why that is right")?;
     let by = principal(named, |variable| std::env::var(variable).ok());
     let ledger = context.ledger().await?;
-    let table = load(context.catalog().await?.as_ref(), &name).await?;
+    let table = load(context.catalog().await?.as_ref(), &name, Needed::History).await?;
     let head = branch_head(&table.facts, &target, ReasonCode::TargetNotFound)?;
     refuse_open_landing(ledger, &table.facts, &target).await?;
     let known = ledger.target_head(&table.facts.uuid, &target).await?;

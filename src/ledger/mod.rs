@@ -20,6 +20,7 @@
 //! past an open intent other than settling it.
 
 mod apply;
+mod capabilities;
 mod decode;
 mod error;
 mod events;

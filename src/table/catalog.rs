@@ -12,6 +12,8 @@ use mergeberg_kernel::ids::{RefName, TableName};
 use mergeberg_kernel::reason::ReasonCode;
 use serde::Serialize;
 
+use super::create::TableDefinition;
+use super::error::plain;
 use super::loaded::LoadedTable;
 
 /// The time in milliseconds since the epoch.
@@ -29,6 +31,77 @@ pub struct Capabilities {
     pub idempotency_keys: bool,
     /// A load shows every commit that was answered before it: no replica lags behind.
     pub current_reads: bool,
+}
+
+macro_rules! capability_list {
+    ($($variant:ident $field:ident $word:literal $needed:literal $can:literal $without:literal;)*) => {
+        /// One of [`Capabilities`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+        pub enum Capability {
+            $(#[doc = $can] #[serde(rename = $word)] $variant,)*
+        }
+
+        impl Capability {
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// Its name where it is stored and in JSON. Never changes.
+            pub fn word(self) -> &'static str {
+                match self { $(Self::$variant => $word,)* }
+            }
+
+            pub fn from_word(word: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|one| one.word() == word)
+            }
+
+            /// What a catalog can do that has it.
+            pub fn can(self) -> &'static str {
+                match self { $(Self::$variant => $can,)* }
+            }
+
+            /// What it means when it is missing.
+            pub fn without(self) -> &'static str {
+                match self { $(Self::$variant => $without,)* }
+            }
+
+            /// Can nothing be landed without it?
+            pub fn is_needed(self) -> bool {
+                match self { $(Self::$variant => $needed,)* }
+            }
+        }
+
+        impl Capabilities {
+            pub fn has(&self, capability: Capability) -> bool {
+                match capability { $(Capability::$variant => self.$field,)* }
+            }
+
+            #[must_use]
+            pub fn without(mut self, capability: Capability) -> Self {
+                match capability { $(Capability::$variant => self.$field = false,)* }
+                self
+            }
+        }
+    };
+}
+
+capability_list! {
+    TableRefs table_refs "table-refs" true
+        "branches and tags inside a table"
+        "there is nothing to merge here: every request is refused at enqueue";
+    RefRequirements ref_requirements "ref-requirements" true
+        "commits on condition that a branch has not moved"
+        "a landing could overwrite somebody's commit: every request is refused at enqueue";
+    SnapshotRemoval snapshot_removal "snapshot-removal" false
+        "a snapshot is removed together with its branch"
+        "candidates that were dropped stay in the table until its next expiry";
+    MultiTableCommits multi_table_commits "multi-table-commits" false
+        "commits over several tables at once"
+        "requests over several tables are refused at enqueue";
+    IdempotencyKeys idempotency_keys "idempotency-keys" false
+        "a commit whose answer was lost can be sent again"
+        "a commit whose answer was lost is settled by reading, which takes longer";
+    CurrentReads current_reads "current-reads" false
+        "a load shows every commit that was answered before"
+        "a load may lag behind; outcomes are confirmed by one more commit";
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -115,6 +188,13 @@ pub trait Catalog: Send + Sync {
     /// The table as it is now. Cheap when nothing changed since the last load.
     async fn load(&self, table: &TableName) -> Result<Arc<LoadedTable>, CatalogError>;
 
+    /// As [`Self::load`] with the snapshots that refs name, and perhaps without all others: for one look at heads,
+    /// where a table of thousands of snapshots would come over a network for it. Nothing that asks for ancestry
+    /// or for snapshots without a ref may rest on it.
+    async fn load_refs(&self, table: &TableName) -> Result<Arc<LoadedTable>, CatalogError> {
+        self.load(table).await
+    }
+
     /// Applies `updates` if every requirement holds on the table as it is now; `base` is the table as the
     /// caller knows it. A catalog may also answer [`CommitOutcome::PointerMoved`] because anything else was
     /// committed since `base` was loaded. Sent once: it is never rebased, and sent again only where the
@@ -125,6 +205,46 @@ pub trait Catalog: Send + Sync {
         requirements: &[Requirement],
         updates: Vec<Update>,
     ) -> CommitOutcome;
+
+    /// Makes an empty table to try things out on. Its name starts with [`SCRATCH_PREFIX`], its namespace has
+    /// to exist. No other table is ever made by a queue.
+    async fn create_scratch(
+        &self,
+        table: &TableName,
+        _definition: &TableDefinition,
+    ) -> Result<Arc<LoadedTable>, CatalogError> {
+        Err(CatalogError::Refused(format!("{table} cannot be made: this catalog makes no tables")))
+    }
+
+    /// Takes away what [`Self::create_scratch`] made, files included.
+    async fn drop_scratch(&self, table: &LoadedTable) -> Result<(), CatalogError> {
+        let name = &table.facts.name;
+        Err(CatalogError::Refused(format!("{name} cannot be dropped: this catalog drops no tables")))
+    }
+}
+
+/// What the names of scratch tables start with.
+pub const SCRATCH_PREFIX: &str = "mergeberg_doctor_";
+
+/// A guard for what makes and drops tables: no other name will do.
+pub(super) fn require_scratch(table: &TableName) -> Result<(), CatalogError> {
+    if table.name.starts_with(SCRATCH_PREFIX) {
+        return Ok(());
+    }
+    Err(CatalogError::Refused(format!("{table} is no scratch table: their names start with {SCRATCH_PREFIX}")))
+}
+
+/// Removes the files of a scratch table that was dropped. They lie in a folder of its own.
+pub(super) async fn remove_scratch_files(table: &LoadedTable) -> Result<(), CatalogError> {
+    let facts = &table.facts;
+    // A server may put tables wherever it likes: what bears the table's own name is a folder of its own.
+    if ![facts.name.name.as_str(), facts.uuid.0.as_str()].iter().any(|own| facts.location.contains(own)) {
+        return Err(CatalogError::Refused(format!("its files are left in {}", facts.location)));
+    }
+    let removed = table.file_io.delete_prefix(format!("{}/", facts.location.trim_end_matches('/'))).await;
+    removed.map_err(|error| {
+        CatalogError::Refused(format!("its files are left in {}: {}", facts.location, plain(&error)))
+    })
 }
 
 /// The first requirement that does not hold, in the order of the caller.

@@ -1,7 +1,7 @@
 //! Making tables in the SQL catalog: for `init`, demonstrations and tests. The queue itself never creates,
 //! renames or drops a table.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use iceberg::TableCreation;
@@ -72,6 +72,22 @@ impl TableDefinition {
     pub fn property(mut self, key: &str, value: &str) -> Self {
         self.properties.insert(key.to_owned(), value.to_owned());
         self
+    }
+
+    /// `CreateTableRequest` of the REST specification.
+    pub(super) fn create_request(&self, name: &TableName) -> Result<serde_json::Value, iceberg::Error> {
+        let schema = self.schema()?;
+        let spec = self.spec(&schema)?;
+        let mut properties: BTreeMap<&str, &str> =
+            self.properties.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        let version = if self.version()? == FormatVersion::V3 { "3" } else { "2" };
+        properties.insert("format-version", version);
+        Ok(serde_json::json!({
+            "name": name.name,
+            "schema": serde_json::to_value(&schema)?,
+            "partition-spec": serde_json::to_value(&spec)?,
+            "properties": properties,
+        }))
     }
 
     fn schema(&self) -> Result<Schema, iceberg::Error> {

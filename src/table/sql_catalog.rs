@@ -20,7 +20,11 @@ use mergeberg_kernel::ids::TableName;
 use uuid::Uuid;
 
 pub use super::catalog::Clock;
-use super::catalog::{Capabilities, Catalog, CatalogError, CommitOutcome, first_failed, off_runtime};
+use super::catalog::{
+    Capabilities, Catalog, CatalogError, CommitOutcome, first_failed, off_runtime, remove_scratch_files,
+    require_scratch,
+};
+use super::create::TableDefinition;
 use super::document::DocumentError;
 use super::loaded::LoadedTable;
 use super::metadata_file::{self, Codec, MetadataFileError};
@@ -218,6 +222,21 @@ impl Catalog for SqlCatalog {
             // The catalog may point to the new file: it stays.
             Swap::Unknown(message) => CommitOutcome::Unknown(message),
         }
+    }
+
+    async fn create_scratch(
+        &self,
+        table: &TableName,
+        definition: &TableDefinition,
+    ) -> Result<Arc<LoadedTable>, CatalogError> {
+        require_scratch(table)?;
+        self.define_table(table, definition).await
+    }
+
+    async fn drop_scratch(&self, table: &LoadedTable) -> Result<(), CatalogError> {
+        require_scratch(&table.facts.name)?;
+        self.drop_table(&table.facts.name).await?;
+        remove_scratch_files(table).await
     }
 }
 

@@ -183,6 +183,7 @@ macro_rules! over_every_catalog {
 
 over_every_catalog! {
     a_table_is_loaded_as_it_is,
+    heads_can_be_loaded_without_the_history,
     an_unchanged_table_is_kept_in_memory,
     every_update_is_applied,
     every_failed_requirement_has_its_outcome,
@@ -213,6 +214,21 @@ async fn a_table_is_loaded_as_it_is(place: &Place) {
     let able = place.catalog.capabilities();
     assert!(able.table_refs && able.ref_requirements && able.snapshot_removal);
     assert_eq!(place.seen(&table).await.facts, table.facts);
+}
+
+async fn heads_can_be_loaded_without_the_history(place: &Place) {
+    let base = place.table().await;
+    let after = place.first_landing(&base).await;
+    let after = landed(
+        place.catalog.commit(&after, &[], vec![snapshot(&after, 2, Some(1)), set("main", 2), set("b", 2)]).await,
+    );
+
+    let heads = place.other.load_refs(&flights()).await.unwrap();
+
+    assert_eq!(heads.facts.refs, after.facts.refs);
+    assert_eq!((&heads.facts.uuid, &heads.facts.properties), (&after.facts.uuid, &after.facts.properties));
+    assert_eq!(heads.facts.snapshots.get(SnapshotId(2)), after.facts.snapshots.get(SnapshotId(2)));
+    assert_eq!(place.seen(&after).await.facts, after.facts, "the whole is there when it is asked for");
 }
 
 async fn an_unchanged_table_is_kept_in_memory(place: &Place) {

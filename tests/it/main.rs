@@ -20,6 +20,7 @@ mod counts;
 mod crashes;
 mod deletes;
 mod demo;
+mod doctor;
 mod engine_tables;
 mod engines;
 mod format_v3;

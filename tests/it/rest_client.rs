@@ -14,9 +14,11 @@ use mergeberg_kernel::ids::{SnapshotId, TableName};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::support::branch;
-use crate::support::child::real_now;
-use crate::support::fault_server::{Ask, Do, FaultServer, Manners};
+use crate::binary::run_in;
+use crate::support::child::{LONG_LEASE, real_now};
+use crate::support::fault_server::{Ask, Do, FaultServer, Manners, clock_of_now};
+use crate::support::shop::Shop;
+use crate::support::{branch, order};
 
 /// A server with the table `nyc.flights`, whose main is at snapshot 1.
 struct Server {
@@ -234,6 +236,37 @@ async fn lists_are_read_page_by_page_and_to_every_depth() {
     expected.sort();
 
     assert_eq!(server.client().await.list_tables().await.unwrap(), expected);
+}
+
+/// A command that looks at heads gets no history sent, and one that asks for ancestry gets it all.
+#[tokio::test(flavor = "multi_thread")]
+async fn history_is_loaded_only_where_it_is_asked_for() {
+    let shop = Shop::orders(Manners::default()).await;
+    let house = &shop.house;
+    let first = house.append_on_new("ingest/a", &[order(4, 22)]).await;
+    house.append("ingest/a", &[order(5, 22)]).await;
+    let all = house.worker.catalog.load(&house.table).await.unwrap();
+    let catalog = RestCatalog::open(&shop.server.settings(), clock_of_now()).await.unwrap();
+
+    let heads = catalog.load_refs(&house.table).await.unwrap();
+    assert_eq!((heads.facts.snapshots.len(), all.facts.snapshots.len()), (2, 4));
+    assert_eq!(heads.facts.refs, all.facts.refs);
+    assert_eq!(heads.facts.last_sequence_number, all.facts.last_sequence_number);
+    assert_eq!(catalog.load(&house.table).await.unwrap().facts, all.facts, "a part is never taken for the whole");
+    let asked: Vec<_> = shop.server.requests(Ask::Load).iter().map(|r| r.query.get("snapshots").cloned()).collect();
+    assert_eq!(asked[asked.len() - 2..], [Some("refs".to_owned()), None]);
+    assert_eq!(catalog.load_refs(&house.table).await.unwrap().facts, all.facts, "it is in memory now");
+
+    house.configure_for(&format!("type = \"rest\"\nuri = \"{}\"", shop.server.settings().uri), LONG_LEASE);
+    let part = first.0.to_string();
+    let enqueue = ["request", "enqueue", "--table", "shop.orders", "--source", "ingest/a"];
+    for (more, expected) in [(&[][..], Some("refs")), (&["--snapshot", &part][..], None)] {
+        let before = shop.server.requests(Ask::Load).len();
+        assert_eq!(run_in(house.dir.path(), &[&enqueue, more].concat()).code, 0);
+        let loads = &shop.server.requests(Ask::Load)[before..];
+        assert_eq!(loads.len(), 1);
+        assert_eq!(loads[0].query.get("snapshots").map(String::as_str), expected);
+    }
 }
 
 #[tokio::test]

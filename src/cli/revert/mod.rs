@@ -20,7 +20,7 @@ use mergeberg_kernel::state::RequestState;
 use self::files::Restored;
 use self::plan::Plan;
 use super::enqueue::{
-    EnqueueContext, MAX_KEY_BYTES, MAX_PRINCIPAL_BYTES, check_length, class_of, key_conflict, usable_table,
+    EnqueueContext, MAX_KEY_BYTES, MAX_PRINCIPAL_BYTES, Needed, check_length, class_of, key_conflict, usable_table,
 };
 use crate::error::UserError;
 use crate::ledger::{Enqueued, NewRequest, RequestRow, Reverts};
@@ -120,7 +120,7 @@ impl Revert<'_> {
         // What comes back is the same whatever the target does meanwhile: it is written once.
         let mut restored: Option<Restored> = None;
         for _ in 0..MAX_COMMIT_TRIES {
-            let table = usable_table(&self.context.enqueue, &self.row.table).await?;
+            let table = usable_table(&self.context.enqueue, &self.row.table, Needed::History).await?;
             let written = match self.write(&table, &mut restored).await {
                 Ok(written) => written,
                 Err(error) => {
@@ -162,7 +162,7 @@ impl Revert<'_> {
                 | CommitOutcome::TableChanged(_) => self.discard(&table, files, None).await,
             }
         }
-        if let Ok(table) = usable_table(&self.context.enqueue, &self.row.table).await {
+        if let Ok(table) = usable_table(&self.context.enqueue, &self.row.table, Needed::History).await {
             self.discard(&table, WrittenFiles::default(), restored).await;
         }
         let text =

@@ -79,6 +79,12 @@ impl Http {
         }
     }
 
+    /// Removes something, once.
+    pub async fn delete(&self, url: Url) -> Result<Reply, Failure> {
+        let token = self.token(None).await?;
+        self.transport.send(self.signed(&Request::new(Method::DELETE, url), token.as_ref())?).await
+    }
+
     async fn token(&self, refused: Option<&Secret>) -> Result<Option<Secret>, Failure> {
         let token = self.auth.token(&self.transport, refused).await;
         token.map_err(|NoToken(why)| Failure::NotSent(format!("no token could be fetched: {why}")))

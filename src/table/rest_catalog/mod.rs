@@ -7,7 +7,7 @@
 //! What one server says can be older than what it said before: a load that falls behind what this process
 //! has seen is asked for again, and is an error when it stays behind.
 //!
-//! Absent on purpose: creating and dropping tables, views, scan planning by the server, and storage other
+//! Absent on purpose: creating and dropping tables other than scratch ones, views, scan planning by the server, and storage other
 //! than local disks.
 
 mod answers;
@@ -40,7 +40,12 @@ use self::settings::add_header;
 use self::tables::{Held, Newer, read_reply};
 use self::transport::{Failure, Reply, Transport, pause};
 use self::wire::{CatalogConfig, ErrorModel, commit_request};
-use super::catalog::{Capabilities, Catalog, CatalogError, Clock, CommitOutcome, off_runtime};
+use super::catalog::{
+    Capabilities, Catalog, CatalogError, Clock, CommitOutcome, off_runtime, remove_scratch_files,
+    require_scratch,
+};
+use super::create::TableDefinition;
+use super::error::plain;
 use super::loaded::LoadedTable;
 use super::table_cache::TableCache;
 use crate::secret::Secret;
@@ -220,6 +225,29 @@ impl Catalog for RestCatalog {
         Err(trouble.unwrap_or_else(|| CatalogError::Unavailable(format!("{} gave no answer", self.uri))))
     }
 
+    async fn load_refs(&self, table: &TableName) -> Result<Arc<LoadedTable>, CatalogError> {
+        // What is in memory is asked for by its ETag, and costs nothing when it is unchanged.
+        if self.cache().get(table).is_some() {
+            return self.load(table).await;
+        }
+        let url = self.address(self.paths.table(table).map(|mut url| {
+            url.query_pairs_mut().append_pair("snapshots", "refs");
+            url
+        }))?;
+        let reply = self.http.get(url, &[]).await.map_err(|f| self.unanswered(&f))?;
+        if reply.status != StatusCode::OK {
+            return Err(self.refused_load(table, &reply));
+        }
+        // Not kept: what is in memory is whole.
+        let (name, file_io) = (table.clone(), self.file_io.clone());
+        match off_runtime(move || read_reply(&name, &reply, None, file_io)).await? {
+            Ok(held) => Ok(held.table),
+            // Cut short on its way, or a server that makes nothing of the parameter: the whole table is asked for.
+            Err(CatalogError::Unavailable(_) | CatalogError::Unreadable { .. }) => self.load(table).await,
+            Err(error) => Err(error),
+        }
+    }
+
     async fn commit(
         &self,
         base: &LoadedTable,
@@ -269,6 +297,35 @@ impl Catalog for RestCatalog {
         }
         CommitOutcome::Unknown(lost.unwrap_or_else(|| "the catalog gave no answer".to_owned()))
     }
+
+    async fn create_scratch(
+        &self,
+        table: &TableName,
+        definition: &TableDefinition,
+    ) -> Result<Arc<LoadedTable>, CatalogError> {
+        require_scratch(table)?;
+        let body = definition.create_request(table).map_err(|error| {
+            CatalogError::Refused(format!("{table} cannot be created: {}", plain(&error)))
+        })?;
+        let url = self.address(self.paths.tables(&table.namespace))?;
+        let reply = self.http.post(url, &[], body.to_string().into_bytes()).await;
+        let reply = reply.map_err(|failure| self.unanswered(&failure))?;
+        if reply.status != StatusCode::OK {
+            return Err(CatalogError::Refused(format!("{table} cannot be created: {}", reply.told())));
+        }
+        self.load(table).await
+    }
+
+    async fn drop_scratch(&self, table: &LoadedTable) -> Result<(), CatalogError> {
+        let name = &table.facts.name;
+        require_scratch(name)?;
+        let url = self.address(self.paths.table(name))?;
+        let reply = self.http.delete(url).await.map_err(|failure| self.unanswered(&failure))?;
+        if !reply.status.is_success() {
+            return Err(CatalogError::Refused(format!("{name} cannot be dropped: {}", reply.told())));
+        }
+        remove_scratch_files(table).await
+    }
 }
 
 /// The server looked at the commit and did not apply it. After a lost reply only a refusal that the key's
@@ -290,7 +347,7 @@ async fn handshake(settings: &RestSettings, http: &Http) -> Result<CatalogConfig
         Ok(reply) => reply,
         Err(failure) => {
             return Err(CatalogError::Unavailable(format!(
-                "{uri} did not answer: {}; see that the catalog runs and that 'uri' is its address",
+                "{uri}: {}; see that the catalog runs and that 'uri' is its address",
                 failure.text()
             )));
         }

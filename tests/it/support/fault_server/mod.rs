@@ -390,7 +390,8 @@ impl Shared {
                 let Some(current) = state.tables.current(name) else {
                     return Reply::error(404, "NoSuchTableException", "Table does not exist");
                 };
-                let mut reply = current.reply();
+                let refs_only = request.query.get("snapshots").is_some_and(|asked| asked == "refs");
+                let mut reply = if refs_only { current.of_refs().reply() } else { current.reply() };
                 let etag = reply.headers.iter().find(|(key, _)| *key == "etag").unwrap().1.clone();
                 if manners.no_etags {
                     reply.headers.clear();
@@ -399,6 +400,10 @@ impl Shared {
                 }
                 reply
             }
+            (Place::Table(name), "DELETE") => match state.tables.versions.remove(name) {
+                Some(_) => Reply::json(204, String::new()),
+                None => Reply::error(404, "NoSuchTableException", "Table does not exist"),
+            },
             (Place::Table(name), "POST") => {
                 let key = request.headers.get("idempotency-key").filter(|_| manners.idempotency_keys);
                 if let Some(key) = key

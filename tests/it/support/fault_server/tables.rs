@@ -21,6 +21,21 @@ pub struct Version {
 }
 
 impl Version {
+    /// As it is sent to who asks for `snapshots=refs`.
+    pub fn of_refs(&self) -> Self {
+        let mut metadata: Value = serde_json::from_str(&self.metadata).unwrap();
+        let named: BTreeSet<i64> = metadata["refs"]
+            .as_object()
+            .unwrap()
+            .values()
+            .map(|reference| reference["snapshot-id"].as_i64().unwrap())
+            .collect();
+        for (list, key) in [("snapshots", "snapshot-id"), ("snapshot-log", "snapshot-id")] {
+            metadata[list].as_array_mut().unwrap().retain(|one| named.contains(&one[key].as_i64().unwrap()));
+        }
+        Self { location: self.location.clone(), metadata: metadata.to_string() }
+    }
+
     /// `LoadTableResult`.
     pub fn reply(&self) -> Reply {
         let Self { location, metadata } = self;
@@ -34,6 +49,8 @@ impl Version {
 pub struct Tables {
     pub namespaces: BTreeSet<Vec<String>>,
     pub versions: BTreeMap<TableName, Vec<Version>>,
+    /// Tables ever made: a name that is used again is another table.
+    made: usize,
 }
 
 impl Tables {
@@ -52,11 +69,14 @@ impl Tables {
         let version: u8 = body["properties"]["format-version"].as_str().map_or(2, |v| v.parse().unwrap());
         let columns = body["schema"]["fields"].as_array().unwrap().len();
         let fields = body["partition-spec"]["fields"].as_array().unwrap().len();
-        let number = self.versions.len();
+        let number = self.made;
+        self.made += 1;
+        let uuid = format!("00000000-0000-4000-8000-{number:012}");
+        let place = format!("{warehouse}/{uuid}");
         let mut metadata = json!({
             "format-version": version,
-            "table-uuid": format!("00000000-0000-4000-8000-{number:012}"),
-            "location": format!("{warehouse}/t{number}"),
+            "table-uuid": uuid,
+            "location": place,
             "last-sequence-number": 0,
             "last-updated-ms": real_now(),
             "last-column-id": columns,
@@ -75,7 +95,7 @@ impl Tables {
         if version == 3 {
             metadata["next-row-id"] = json!(0);
         }
-        let location = format!("{warehouse}/t{number}/metadata/00000.metadata.json");
+        let location = format!("{place}/metadata/00000.metadata.json");
         let first = Version { location, metadata: metadata.to_string() };
         let reply = first.reply();
         self.versions.insert(name, vec![first]);
