@@ -1,6 +1,6 @@
 //! How a source relates to the target: a pure function of facts and policy (design, section 4).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -31,16 +31,24 @@ pub struct TargetChange {
 pub struct TargetSide {
     changes: Vec<TargetChange>,
     net: NetFiles,
+    /// Every partition that a change touched, once: few, however many the changes are.
+    places: HashSet<Arc<Partition>>,
 }
 
 impl TargetSide {
     pub fn new(changes: Vec<TargetChange>) -> Self {
         let net = NetFiles::of(changes.iter().map(|t| t.change.as_ref()));
-        Self { changes, net }
+        let places = changes.iter().flat_map(|t| t.change.partitions().cloned()).collect();
+        Self { changes, net, places }
     }
 
     pub fn push(&mut self, change: TargetChange) {
         self.net.apply(&change.change);
+        for place in change.change.partitions() {
+            if !self.places.contains(place) {
+                self.places.insert(Arc::clone(place));
+            }
+        }
         self.changes.push(change);
     }
 
@@ -50,6 +58,12 @@ impl TargetSide {
 
     pub fn net(&self) -> &NetFiles {
         &self.net
+    }
+
+    /// Can any of the changes be in the unit's way? A blind append meets them in partitions, and nowhere else.
+    fn concerns(&self, unit: &Unit) -> bool {
+        unit.kind != UnitKind::BlindAppend
+            || unit.added().any(|mine| self.places.iter().any(|place| mine.partition.overlaps(place)))
     }
 }
 
@@ -213,9 +227,11 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
         );
     }
 
-    let own: BTreeSet<SnapshotId> = input.units.iter().flat_map(Unit::snapshots).collect();
-    let others = input.target_side.changes().iter().filter(|t| !is_own(t, &own, input.published));
-    let mut meeting = meet(&remaining, others, net, input.class);
+    // What comes from this very source is no target side against it (rule C9).
+    let own = input.units.iter().flat_map(Unit::snapshots);
+    let own: BTreeSet<SnapshotId> = own.filter_map(|id| input.published.get(&id).copied()).collect();
+    let is_own = |target: &TargetChange| matches!(target.origin, Origin::Target(id) if own.contains(&id));
+    let mut meeting = meet(&remaining, input.target_side, |t| !is_own(t), input.class);
     let prefix = &input.units[..input.units.len() - remaining.len()];
     meet_replayed_prefix(prefix, &remaining, net, input.published, &mut meeting);
     if let Some(code) = meeting.refusal {
@@ -274,16 +290,6 @@ fn refusal_text(code: ReasonCode) -> &'static str {
         ReasonCode::EqualityDeletes => "deletes by value, and the target got rows since that they could hit",
         other => other.meaning(),
     }
-}
-
-/// Does a target-side change come from this very source (rule C9: it is not target side against it)?
-fn is_own(
-    target: &TargetChange,
-    own: &BTreeSet<SnapshotId>,
-    published: &HashMap<SnapshotId, SnapshotId>,
-) -> bool {
-    let Origin::Target(id) = target.origin else { return false };
-    own.iter().any(|source| published.get(source) == Some(&id))
 }
 
 /// Leaves out the units that the target has already. The published part must be a prefix.
@@ -364,17 +370,21 @@ impl Meeting {
     }
 }
 
-/// The table of design section 4: every unit against every change of the other side.
-fn meet<'a>(
+/// The table of design section 4: every unit against every change of the other side that counts.
+fn meet(
     units: &[Unit],
-    others: impl Iterator<Item = &'a TargetChange>,
-    net: &NetFiles,
+    side: &TargetSide,
+    counts: impl Fn(&TargetChange) -> bool,
     class: &ClassPolicy,
 ) -> Meeting {
     let mut meeting = Meeting::default();
-    for other in others {
-        for unit in units {
-            meet_one(unit, other, net, class, &mut meeting);
+    let concerned: Vec<&Unit> = units.iter().filter(|unit| side.concerns(unit)).collect();
+    if concerned.is_empty() {
+        return meeting;
+    }
+    for other in side.changes.iter().filter(|other| counts(other)) {
+        for unit in &concerned {
+            meet_one(unit, other, &side.net, class, &mut meeting);
         }
     }
     meeting
@@ -638,7 +648,7 @@ pub fn blocked_by_ahead(
             return Some((ReasonCode::OverlapsAhead, meeting.witnesses));
         }
     }
-    let meeting = meet(units, ahead.changes.iter(), &ahead.net, class);
+    let meeting = meet(units, ahead, |_| true, class);
     // Deletes are united with what is on the target, not with what a car ahead will bring.
     if meeting.rebase || meeting.refusal.is_some() || !meeting.unite.files.is_empty() {
         return Some((ReasonCode::OverlapsAhead, meeting.witnesses));
