@@ -495,8 +495,9 @@ fn consider(
     if let Some((code, ahead)) = state.closed {
         return Err(hold(code, format!("request {ahead} runs alone")));
     }
-    let wide =
-        action == CarAction::Replay && classification.units.iter().any(|u| u.scope == UnitScope::Table);
+    // A row merge looks at, and may write, whatever either side changed.
+    let wide = action == CarAction::Replay
+        && (classification.row_merge || classification.units.iter().any(|u| u.scope == UnitScope::Table));
     let barrier = facts.structure == StructureStanding::Barrier;
     let alone = wide || barrier;
     if alone && cars > 0 {

@@ -143,6 +143,8 @@ pub struct Classification {
     pub overlap_allowed: bool,
     /// Data files of which both sides deleted rows: their deletes are to be united (rule D2).
     pub unite: Unite,
+    /// The rows of both sides are compared by key (`on-conflict = "row-merge"`).
+    pub row_merge: bool,
 }
 
 /// Deletes of both sides that are to be united.
@@ -163,6 +165,20 @@ impl Classification {
             units: Vec::new(),
             overlap_allowed: false,
             unite: Unite::default(),
+            row_merge: false,
+        }
+    }
+
+    /// The source's rows against the target's, by key.
+    fn row_merge(witnesses: Vec<Witness>, units: Vec<Unit>) -> Self {
+        Self {
+            witnesses,
+            units,
+            row_merge: true,
+            ..Self::plain(
+                Class::Rebase,
+                "branch and target changed the same data; their rows are merged by key",
+            )
         }
     }
 }
@@ -234,14 +250,17 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
     let mut meeting = meet(&remaining, input.target_side, |t| !is_own(t), input.class);
     let prefix = &input.units[..input.units.len() - remaining.len()];
     meet_replayed_prefix(prefix, &remaining, net, input.published, &mut meeting);
+    // Without a base nobody knows which side changed a row.
+    let merges_rows = input.class.merges_rows() && base.is_some();
     if let Some(code) = meeting.refusal {
+        // Of files that were written from a content that is no more, no row can be told.
+        if merges_rows && code != ReasonCode::StaleCompaction {
+            return Classification::row_merge(meeting.witnesses, remaining);
+        }
         return Classification {
-            class: Class::Refused(code),
-            text: refusal_text(code).to_owned(),
             witnesses: meeting.witnesses,
             units: remaining,
-            overlap_allowed: false,
-            unite: Unite::default(),
+            ..Classification::plain(Class::Refused(code), refusal_text(code))
         };
     }
     let class = if meeting.rebase {
@@ -254,14 +273,15 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
     if class == Class::Rebase
         && let Some(unit) = remaining.iter().find(|u| !u.is_replayable())
     {
+        if merges_rows {
+            return Classification::row_merge(meeting.witnesses, remaining);
+        }
         let id = unit.last_snapshot().unwrap_or(input.pinned);
+        let text = format!("snapshot {id} has no recorded operation that could be run again");
         return Classification {
-            class: Class::Refused(ReasonCode::Conflict),
-            text: format!("snapshot {id} has no recorded operation that could be run again"),
             witnesses: meeting.witnesses,
             units: remaining,
-            overlap_allowed: false,
-            unite: Unite::default(),
+            ..Classification::plain(Class::Refused(ReasonCode::Conflict), text)
         };
     }
     let text = match class {
@@ -280,6 +300,7 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
         units: remaining,
         overlap_allowed: meeting.overlap,
         unite: meeting.unite,
+        row_merge: false,
     }
 }
 
@@ -307,7 +328,9 @@ fn without_published(input: &ClassifyInput<'_>, net: &NetFiles) -> Result<Vec<Un
         let any_added_live = unit.added().any(|f| net.is_added(&f.path));
         let by_content = adds && all_added_live && all_removed_gone && all_deletes_seen;
         let every_id = unit.snapshots().all(|id| input.published.contains_key(&id));
-        let stamped = by_id && (every_id || all_removed_gone) && stamp_is_backed(unit, net);
+        // Rows that were merged lie in files of the queue's own, so nothing but the stamp tells of them.
+        let backed = input.class.merges_rows() || stamp_is_backed(unit, net);
+        let stamped = by_id && (every_id || all_removed_gone || input.class.merges_rows()) && backed;
         let published = by_content || stamped;
         if published {
             if open_seen {

@@ -47,6 +47,13 @@ pub struct ClassPolicy {
     pub isolation: Isolation,
     #[serde(default)]
     pub equality_deletes: EqualityDeletes,
+    #[serde(default)]
+    pub on_conflict: OnConflict,
+    /// Columns that name a row, for `on-conflict = "row-merge"`; without them the table's identifier fields.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub key: Vec<String>,
+    #[serde(default)]
+    pub row_conflicts: RowConflicts,
     /// Tables that recorded operations of the class may read: `sales.customers`, or `sales.*` for all of a
     /// namespace. Without the key, every table of the catalog at a pin (rule S1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -130,6 +137,26 @@ pub enum EqualityDeletes {
     Rebase,
     /// There they delete from it too, as if the upsert had come after.
     SerialUpsert,
+}
+
+/// What becomes of a source that conflicts with the target and has no recorded operation for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnConflict {
+    #[default]
+    Refuse,
+    /// The rows that both sides changed are compared by their key.
+    RowMerge,
+}
+
+/// What becomes of a row that both sides changed, to different values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RowConflicts {
+    #[default]
+    Refuse,
+    KeepTarget,
+    TakeSource,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -453,6 +480,7 @@ impl TablePolicy {
                     ));
                 }
             }
+            class.check_row_merge()?;
             if class.kind == ClassKind::Compaction
                 && let Some(key) = class.says_what_changes()
             {
@@ -521,6 +549,9 @@ impl ClassPolicy {
             overlap: Overlap::default(),
             isolation: Isolation::default(),
             equality_deletes: EqualityDeletes::default(),
+            on_conflict: OnConflict::default(),
+            key: Vec::new(),
+            row_conflicts: RowConflicts::default(),
             reads: None,
             checks: Vec::new(),
             batch_size: DEFAULT_BATCH_SIZE,
@@ -529,6 +560,31 @@ impl ClassPolicy {
             after_landing: AfterLanding::default(),
             branch_lifetime: None,
             tag: None,
+        }
+    }
+
+    pub fn merges_rows(&self) -> bool {
+        self.on_conflict == OnConflict::RowMerge
+    }
+
+    /// Keys of row merges that say nothing without it, or name a column twice.
+    fn check_row_merge(&self) -> Result<(), String> {
+        let given =
+            [("key", !self.key.is_empty()), ("row-conflicts", self.row_conflicts != RowConflicts::default())];
+        if !self.merges_rows()
+            && let Some((key, _)) = given.into_iter().find(|(_, given)| *given)
+        {
+            return Err(format!(
+                "class '{}' has '{key}', which needs on-conflict = \"row-merge\"",
+                self.name
+            ));
+        }
+        match first_repeated(&self.key) {
+            Some(column) => Err(format!("class '{}' names key column '{column}' twice", self.name)),
+            None if self.key.iter().any(|column| column.trim().is_empty()) => {
+                Err(format!("class '{}' has a key column without a name", self.name))
+            }
+            None => Ok(()),
         }
     }
 
@@ -543,6 +599,7 @@ impl ClassPolicy {
             ("overlap", self.overlap != Overlap::default()),
             ("isolation", self.isolation != Isolation::default()),
             ("equality-deletes", self.equality_deletes != EqualityDeletes::default()),
+            ("on-conflict", self.on_conflict != OnConflict::default()),
             ("reads", self.reads.is_some()),
         ];
         keys.into_iter().find(|(_, given)| *given).map(|(key, _)| key)

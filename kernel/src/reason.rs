@@ -155,6 +155,9 @@ reasons! {
     NotACompaction, "not-a-compaction",
         "The class takes compactions, and the branch does not hold the same rows as before.",
         "Enqueue it under a class for changes (`--class`), or find out why the compaction changed rows.";
+    RowConflict, "row-conflict",
+        "Branch and target changed the same row to different values.",
+        "Correct the rows that `request explain` names on a new branch, or let the class decide (`row-conflicts`).";
     StaleCompaction, "stale-compaction",
         "Files that the branch compacted are not live on the target any more.",
         "Run the compaction again.";

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::TableName;
-use mergeberg_kernel::policy::{CheckDefinition, CheckKind, Scope, TablePolicy, Upstream};
+use mergeberg_kernel::policy::{CheckDefinition, CheckKind, ClassPolicy, Scope, TablePolicy, Upstream};
 use mergeberg_kernel::structure::SchemaFact;
 use serde::Serialize;
 
@@ -51,10 +51,29 @@ pub fn compare(policy: &TablePolicy, folder: &Path, tables: &KnownTables) -> Vec
     let Some(facts) = known(&policy.table, None, tables, &mut problems) else {
         return problems;
     };
+    for class in policy.classes.iter().filter(|class| class.merges_rows()) {
+        row_merge_key(class, facts, &mut problems);
+    }
     for check in &policy.checks {
         check_one(check, facts, folder, tables, &mut problems);
     }
     problems
+}
+
+/// Rows are merged by a key that is there.
+fn row_merge_key(class: &ClassPolicy, facts: &TableFacts, problems: &mut Vec<PolicyProblem>) {
+    require_columns(None, &class.key, facts, problems);
+    let identified = current_schema(facts).is_some_and(|schema| !schema.identifier_field_ids.is_empty());
+    if class.key.is_empty() && !identified {
+        problems.push(PolicyProblem {
+            check: None,
+            message: format!(
+                "class '{}' merges rows by key, names none, and {} has no identifier fields",
+                class.name, facts.name
+            ),
+            next: "write key = [...] in the class".to_owned(),
+        });
+    }
 }
 
 fn check_one(

@@ -12,6 +12,9 @@ pub enum ReplayError {
     /// The request's own trouble: it is refused.
     #[error("{text}")]
     Request { code: ReasonCode, text: String },
+    /// Rows that both sides changed: it is refused, and they are shown.
+    #[error("{text}")]
+    Conflicts { text: String, rows: Vec<serde_json::Value> },
     /// Infrastructure: tried again.
     #[error(transparent)]
     Table(TableError),

@@ -12,6 +12,7 @@ mod membership;
 mod merge;
 mod plan;
 mod rewrite;
+pub mod row_merge;
 pub mod scope;
 mod semantics;
 mod session;

@@ -40,6 +40,7 @@ use mergeberg_kernel::ids::{SchemaId, SnapshotId};
 use crate::table::catalog::CatalogError;
 use crate::table::error::TableError;
 
+pub use finding::value_text;
 pub use provider::FilesTable;
 pub use reuse::REUSED;
 pub use rewrite_proof::RewriteProver;

@@ -6,17 +6,20 @@ use std::sync::Arc;
 use mergeberg_kernel::admission::{Car, CarAction};
 use mergeberg_kernel::change::{ChangeSet, DeleteKey, FileFact};
 use mergeberg_kernel::commit::NewSnapshot;
+use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{RequestId, SnapshotId};
 use mergeberg_kernel::lineage::{PUBLISHED_WAP_ID, SOURCE_SNAPSHOT_ID, SnapshotFact, WAP_ID};
 use mergeberg_kernel::partition::Partition;
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::unit::{NetFiles, Unit, UnitKind};
+use serde_json::Value;
 
 use super::ages::Ages;
 use super::context::Worker;
 use super::error::WorkerError;
 use super::gather::Gathered;
 use super::prepared::PreparedCar;
+use crate::replay::row_merge::{RowMergeInput, row_merge};
 use crate::replay::{ReplayError, ReplayInput, Replayed};
 use crate::table::cleanup::{WrittenFiles, missing_files};
 use crate::table::error::TableError;
@@ -78,6 +81,21 @@ pub(super) struct CarFailure {
     pub request: RequestId,
     pub code: ReasonCode,
     pub text: String,
+    /// Rows that branch and target both changed, for people.
+    pub conflicts: Vec<Value>,
+}
+
+/// Why a car cannot be prepared.
+struct Failure {
+    code: ReasonCode,
+    text: String,
+    conflicts: Vec<Value>,
+}
+
+impl Failure {
+    fn new(code: ReasonCode, text: impl Into<String>) -> Self {
+        Self { code, text: text.into(), conflicts: Vec::new() }
+    }
 }
 
 pub(super) enum Staging {
@@ -88,7 +106,7 @@ pub(super) enum Staging {
 
 enum Preparation {
     Car(Box<PreparedCar>),
-    Failure(ReasonCode, String),
+    Failure(Failure),
 }
 
 impl Worker {
@@ -115,6 +133,7 @@ impl Worker {
                     request: car.request,
                     code: ReasonCode::DataFileMissing,
                     text: format!("{path} does not exist"),
+                    conflicts: Vec::new(),
                 });
                 continue;
             }
@@ -136,7 +155,9 @@ impl Worker {
                 continue;
             }
             match self.prepare(gathered, &car, &mut taken_ids).await? {
-                Preparation::Failure(code, text) => failures.push(CarFailure { request, code, text }),
+                Preparation::Failure(Failure { code, text, conflicts }) => {
+                    failures.push(CarFailure { request, code, text, conflicts });
+                }
                 Preparation::Car(prepared) => {
                     let PreparedCar {
                         changes: written,
@@ -251,6 +272,12 @@ impl Worker {
         taken_ids: &mut BTreeSet<SnapshotId>,
     ) -> Result<Preparation, WorkerError> {
         let mut prepared = PreparedCar::new();
+        if car.classification.row_merge {
+            return Ok(match self.prepare_row_merge(gathered, car, taken_ids, &mut prepared).await? {
+                Some(failure) => Preparation::Failure(failure),
+                None => Preparation::Car(Box::new(prepared)),
+            });
+        }
         let mut ages = Ages::of(gathered, car);
         for unit in &car.classification.units {
             let as_is = car.action == CarAction::Pick || unit.kind == UnitKind::BlindAppend;
@@ -260,7 +287,7 @@ impl Worker {
                 self.prepare_replay(gathered, car, unit, taken_ids, &mut prepared).await?
             };
             if let Some((code, text)) = outcome {
-                return Ok(Preparation::Failure(code, text));
+                return Ok(Preparation::Failure(Failure::new(code, text)));
             }
         }
         Ok(Preparation::Car(Box::new(prepared)))
@@ -346,6 +373,9 @@ impl Worker {
                     Err(ReplayError::Table(error)) => return Err(error.into()),
                     Err(ReplayError::Catalog(error)) => return Err(error.into()),
                     Err(ReplayError::Request { code, text }) => return Ok(Some((code, text))),
+                    Err(ReplayError::Conflicts { text, rows: _ }) => {
+                        return Ok(Some((ReasonCode::RowConflict, text)));
+                    }
                 }
             }
             _ => {
@@ -355,22 +385,59 @@ impl Worker {
                 )));
             }
         };
-        let ReplayedFiles { add, remove, add_deletes, remove_deletes } = files;
-        // Never called an append, not even when it only adds: it depends on what it was run against (rule C2).
         // One that comes to nothing is a candidate too: its stamp is what says that it was published.
-        let takes = !remove.is_empty() || !add_deletes.is_empty();
-        let label = if add.is_empty() && takes { "delete" } else { "overwrite" };
-        prepared.push(SnapshotChange {
-            id: self.fresh_id(gathered, taken_ids),
-            label: label.to_owned(),
-            add,
-            remove,
-            add_deletes,
-            remove_deletes,
-            summary: stamps(car, source),
-            now_ms: self.now_ms(),
-            schema_id: facts.current_schema_id,
-        });
+        let id = self.fresh_id(gathered, taken_ids);
+        prepared.push(files.written_as(id, true, stamps(car, source), self.now_ms(), facts));
+        Ok(None)
+    }
+
+    /// The source's rows merged into the target's by key, as one candidate. The snapshots before the last one get a
+    /// candidate that changes nothing: its stamp says that they are published (rule D7).
+    async fn prepare_row_merge(
+        &self,
+        gathered: &Gathered,
+        car: &Car,
+        taken_ids: &mut BTreeSet<SnapshotId>,
+        prepared: &mut PreparedCar,
+    ) -> Result<Option<Failure>, WorkerError> {
+        let facts = &gathered.table.facts;
+        let units = &car.classification.units;
+        let gone = || Some(Failure::new(ReasonCode::BranchGone, "the branch's snapshots are gone"));
+        let first = units.first().and_then(|unit| unit.snapshots().next());
+        let base =
+            first.and_then(|id| facts.snapshots.get(id)?.parent).and_then(|id| facts.snapshots.get(id));
+        let last = units.last().and_then(Unit::last_snapshot).and_then(|id| facts.snapshots.get(id));
+        let (Some(base), Some(last)) = (base, last) else { return Ok(gone()) };
+        let input = RowMergeInput {
+            table: Arc::clone(&gathered.table),
+            base: self.store.live_files(&gathered.table, base, &FileScope::Table).await?,
+            source: self.store.live_files(&gathered.table, last, &FileScope::Table).await?,
+            target: self.live_for(gathered, &FileScope::Table, prepared).await?,
+            key: car.class.key.clone(),
+            conflicts: car.class.row_conflicts,
+        };
+        let files = match row_merge(&self.engine, input).await {
+            Ok(outcome) => ReplayedFiles::of(outcome, prepared),
+            Err(ReplayError::Table(error)) => return Err(error.into()),
+            Err(ReplayError::Catalog(error)) => return Err(error.into()),
+            Err(ReplayError::Request { code, text }) => return Ok(Some(Failure::new(code, text))),
+            Err(ReplayError::Conflicts { text, rows }) => {
+                return Ok(Some(Failure { code: ReasonCode::RowConflict, text, conflicts: rows }));
+            }
+        };
+        for unit in units {
+            let Some(source) = unit.last_snapshot().and_then(|id| facts.snapshots.get(id)) else {
+                return Ok(gone());
+            };
+            let id = self.fresh_id(gathered, taken_ids);
+            prepared.push(files.written_as(
+                id,
+                source.id == last.id,
+                stamps(car, source),
+                self.now_ms(),
+                facts,
+            ));
+        }
         Ok(None)
     }
 
@@ -448,6 +515,7 @@ impl Worker {
 }
 
 /// What a unit that was run again comes to.
+#[derive(Clone, Default)]
 struct ReplayedFiles {
     add: Vec<AddedFile>,
     remove: BTreeSet<Arc<str>>,
@@ -456,6 +524,33 @@ struct ReplayedFiles {
 }
 
 impl ReplayedFiles {
+    /// A snapshot with these files, or one that changes nothing. Never called an append: it depends on what it
+    /// was made against (rule C2).
+    fn written_as(
+        &self,
+        id: SnapshotId,
+        with_files: bool,
+        summary: BTreeMap<String, String>,
+        now_ms: i64,
+        facts: &TableFacts,
+    ) -> SnapshotChange {
+        let of = if with_files { self.clone() } else { Self::default() };
+        let Self { add, remove, add_deletes, remove_deletes } = of;
+        let takes = !remove.is_empty() || !add_deletes.is_empty();
+        let label = if add.is_empty() && takes { "delete" } else { "overwrite" };
+        SnapshotChange {
+            id,
+            label: label.to_owned(),
+            add,
+            remove,
+            add_deletes,
+            remove_deletes,
+            summary,
+            now_ms,
+            schema_id: facts.current_schema_id,
+        }
+    }
+
     /// The files that the replay wrote are the car's to account for.
     fn of(replayed: Replayed, prepared: &mut PreparedCar) -> Self {
         let Replayed { added, removed, added_deletes, removed_deletes, touched } = replayed;
@@ -500,5 +595,5 @@ fn failure_of(error: &TableError, owners: &HashMap<SnapshotId, RequestId>) -> Op
         _ => return None,
     };
     let request = *owners.get(&snapshot)?;
-    Some(CarFailure { request, code: error.reason(), text: error.to_string() })
+    Some(CarFailure { request, code: error.reason(), text: error.to_string(), conflicts: Vec::new() })
 }

@@ -97,10 +97,16 @@ impl Worker {
         let mut changes = Vec::new();
         for car in cars {
             let failure = failures.iter().find(|f| f.request == car.request);
-            let (event, text) = match failure {
-                Some(failure) => (RequestEvent::Refuse(failure.code), failure.text.clone()),
+            let (event, told) = match failure {
+                Some(CarFailure { code, text, conflicts, request: _ }) => {
+                    let mut told = detail(text, &[]);
+                    if !conflicts.is_empty() {
+                        told["conflicts"] = json!(conflicts);
+                    }
+                    (RequestEvent::Refuse(*code), told)
+                }
                 None => {
-                    (RequestEvent::Requeue, "another request of its train could not be staged".to_owned())
+                    (RequestEvent::Requeue, detail("another request of its train could not be staged", &[]))
                 }
             };
             changes.push(Change {
@@ -108,7 +114,7 @@ impl Worker {
                 event,
                 train: None,
                 classification: None,
-                detail: Some(detail(&text, &[])),
+                detail: Some(told),
             });
         }
         self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;

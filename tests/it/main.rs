@@ -38,6 +38,7 @@ mod rest_client;
 mod rest_faults;
 mod rest_openapi;
 mod revert;
+mod row_merge;
 mod rules_classification;
 mod rules_evidence;
 mod rules_landing;
