@@ -73,7 +73,10 @@ pub async fn run(context: &Context, args: &DoctorArgs) -> Result<Answer, UserErr
     let policies = match context.policies.read() {
         Ok(policies) => {
             let files = policies.iter().count() as u64;
-            parts.push(Part::ok("policies", format!("{} ({})", context.policies.path().display(), count(files, "file"))));
+            parts.push(Part::ok(
+                "policies",
+                format!("{} ({})", context.policies.path().display(), count(files, "file")),
+            ));
             Some(policies)
         }
         Err(error) => {
@@ -115,7 +118,9 @@ async fn ledger_part(ledger: &Ledger, now_ms: i64) -> Part {
         Ok(Some(leader)) if leader.expires_at_ms() > now_ms => {
             Part::ok("ledger", format!("{text}; worker {} leads", leader.holder))
         }
-        Ok(_) => Part::warning("ledger", format!("{text}; no worker leads"), "start one with `mergeberg worker`"),
+        Ok(_) => {
+            Part::warning("ledger", format!("{text}; no worker leads"), "start one with `mergeberg worker`")
+        }
         Err(error) => Part::broken("ledger", error.into()),
     }
 }
@@ -128,8 +133,11 @@ async fn catalog_part(context: &Context, catalog: &dyn Catalog) -> Part {
     };
     match catalog.list_tables().await {
         Ok(names) => {
-            let left: Vec<String> =
-                names.iter().filter(|t| t.name.starts_with(SCRATCH_PREFIX)).map(ToString::to_string).collect();
+            let left: Vec<String> = names
+                .iter()
+                .filter(|t| t.name.starts_with(SCRATCH_PREFIX))
+                .map(ToString::to_string)
+                .collect();
             let text = format!("'{}', {place} with {}", catalog.name(), count(names.len() as u64, "table"));
             if left.is_empty() {
                 return Part::ok("catalog", text);
@@ -181,12 +189,19 @@ async fn examine(
         .into_iter()
         .map(|text| {
             let error = UserError::new(ReasonCode::CatalogRefused, text);
-            Part::broken("scratch table", error.with_next("do not land on this catalog before that is mended"))
+            Part::broken(
+                "scratch table",
+                error.with_next("do not land on this catalog before that is mended"),
+            )
         })
         .collect();
     match left {
         None if parts.is_empty() => {
-            let text = format!("made, written, removed; a load took {}, a commit {}", speed(load_ms), speed(commit_ms));
+            let text = format!(
+                "made, written, removed; a load took {}, a commit {}",
+                speed(load_ms),
+                speed(commit_ms)
+            );
             parts.push(Part::ok("scratch table", text));
         }
         None => {}
@@ -258,7 +273,11 @@ fn render(examined: &Examined) -> String {
     let mut columns = Columns::new(&["part", "", "what was found"]);
     for part in parts {
         let code = part.code.map(|code| format!("  [{code}]")).unwrap_or_default();
-        columns.push(vec![part.what.to_owned(), word(part.standing).to_owned(), format!("{}{code}", part.text)]);
+        columns.push(vec![
+            part.what.to_owned(),
+            word(part.standing).to_owned(),
+            format!("{}{code}", part.text),
+        ]);
         if let Some(next) = &part.next {
             columns.push(vec![String::new(), String::new(), format!("next: {next}")]);
         }

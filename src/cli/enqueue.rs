@@ -82,7 +82,8 @@ pub async fn enqueue(context: EnqueueContext<'_>, args: &EnqueueArgs) -> Result<
 /// What the catalog can do, by its own word and by what `doctor` found (rule S4).
 pub(super) async fn able(context: &EnqueueContext<'_>) -> Result<Capabilities, UserError> {
     let found = context.ledger.capabilities(context.catalog.name()).await?;
-    let missing = found.iter().filter(|(_, able)| !**able).filter_map(|(word, _)| Capability::from_word(word));
+    let missing =
+        found.iter().filter(|(_, able)| !**able).filter_map(|(word, _)| Capability::from_word(word));
     Ok(missing.fold(context.catalog.capabilities(), Capabilities::without))
 }
 
@@ -169,7 +170,8 @@ pub async fn load(
         Needed::History => catalog.load(table).await,
     };
     // Whether there has ever been a target is asked of the log, which goes with the snapshots that it names.
-    if needed == Needed::Heads && loaded.as_ref().is_ok_and(|t| !t.facts.refs.contains_key(&RefName::main())) {
+    if needed == Needed::Heads && loaded.as_ref().is_ok_and(|t| !t.facts.refs.contains_key(&RefName::main()))
+    {
         loaded = catalog.load(table).await;
     }
     match loaded {

@@ -123,6 +123,7 @@ impl Queue {
             Command::Policy(command) => policy::run(&self.context, command).await,
             Command::Plan(args) => super::plan::run(&self.context, &args).await,
             Command::Worker(args) => super::worker::run(&self.context, &args).await,
+            Command::Doctor(args) => super::doctor::run(&self.context, &args).await,
             Command::Init(_) | Command::Migrate | Command::Demo(_) | Command::DemoWriter(_) => {
                 panic!("has its own tests")
             }

@@ -123,6 +123,10 @@ pub async fn record(
             return Err(invalid(text));
         }
         Err(replay::ReplayError::Request { code, text }) => return Err(UserError::new(code, text)),
+        // A check runs nothing.
+        Err(replay::ReplayError::Conflicts { text, rows: _ }) => {
+            return Err(UserError::new(ReasonCode::RowConflict, text));
+        }
         Err(replay::ReplayError::Table(error)) => {
             return Err(UserError::new(error.reason(), error.to_string()));
         }

@@ -1,7 +1,7 @@
 //! Trying a catalog out: the commits that a landing consists of, and those that must be refused, on a scratch
 //! table. What a server says is not believed: after each commit the table is read again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -159,7 +159,10 @@ impl<'a> Scratch<'a> {
         let violated = [
             ("the target", at(RefName::main(), Some(work), RefRole::Target)),
             ("another branch", at(RefName::new(WORK), Some(first), RefRole::Source)),
-            ("a branch that is not there", at(RefName::new("mergeberg-doctor/none"), Some(first), RefRole::Fence)),
+            (
+                "a branch that is not there",
+                at(RefName::new("mergeberg-doctor/none"), Some(first), RefRole::Fence),
+            ),
             ("a name that must be new", at(RefName::new(WORK), None, RefRole::NewName)),
             ("the table's uuid", Requirement::TableUuid(other_uuid)),
         ];
@@ -188,18 +191,11 @@ impl<'a> Scratch<'a> {
         let target = |snapshot_id| RefFact {
             name: RefName::main(),
             snapshot_id,
-            kind: RefKind::Branch {
-                min_snapshots_to_keep: Some(KEPT_SNAPSHOTS),
-                max_snapshot_age_ms: None,
-            },
+            kind: RefKind::Branch { min_snapshots_to_keep: Some(KEPT_SNAPSHOTS), max_snapshot_age_ms: None },
             max_ref_age_ms: None,
         };
-        let tag = RefFact {
-            name: RefName::new(TAG),
-            snapshot_id: work,
-            kind: RefKind::Tag,
-            max_ref_age_ms: None,
-        };
+        let tag =
+            RefFact { name: RefName::new(TAG), snapshot_id: work, kind: RefKind::Tag, max_ref_age_ms: None };
         let requirements = [
             at(RefName::main(), Some(first), RefRole::Target),
             at(RefName::new(SPENT), Some(first), RefRole::Source),
@@ -293,9 +289,9 @@ impl<'a> Scratch<'a> {
         let now = self.load().await?;
         Ok(match outcome {
             CommitOutcome::Landed(_) if is_applied(&now) => Seen::AsItShould,
-            CommitOutcome::Landed(_) => {
-                Seen::Wrong("the catalog says that it applied the commit, and the table shows another state".to_owned())
-            }
+            CommitOutcome::Landed(_) => Seen::Wrong(
+                "the catalog says that it applied the commit, and the table shows another state".to_owned(),
+            ),
             CommitOutcome::Unknown(text) => Seen::Unclear(text),
             other => Seen::Wrong(in_words(&other)),
         })

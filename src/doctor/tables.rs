@@ -27,11 +27,15 @@ pub fn remarks(facts: &TableFacts, policy: &TablePolicy, queue: Option<&QueueId>
         );
     }
     let batch = policy.classes.iter().map(|class| class.batch_size).max().unwrap_or(1);
-    if let Some(kept) = kept_snapshots(facts).filter(|kept| *kept < i64::from(batch)) {
+    if let Some(kept) =
+        kept_snapshots(facts).filter(|kept| usize::try_from(*kept).is_ok_and(|kept| kept < batch))
+    {
         // Rule R9.
         warn(
-            format!("'main' keeps its last {kept} snapshots, and a train may bring {batch}: what was there before \
-                     could be expired right after it"),
+            format!(
+                "'main' keeps its last {kept} snapshots, and a train may bring {batch}: what was there before \
+                     could be expired right after it"
+            ),
             "raise min-snapshots-to-keep of the branch above the largest batch-size",
         );
     }
@@ -45,7 +49,9 @@ pub fn remarks(facts: &TableFacts, policy: &TablePolicy, queue: Option<&QueueId>
     if !facts.property_bool(MANIFEST_MERGE, true) {
         // Rule L9.
         warn(
-            format!("manifests are never merged ({MANIFEST_MERGE} = false): every landed request leaves one for good"),
+            format!(
+                "manifests are never merged ({MANIFEST_MERGE} = false): every landed request leaves one for good"
+            ),
             "set it to true, or run rewrite_manifests regularly",
         );
     }
@@ -102,8 +108,7 @@ mod tests {
         let kept = |count| {
             said(move |facts| {
                 let main = facts.refs.get_mut(&RefName::main()).unwrap();
-                main.kind =
-                    RefKind::Branch { min_snapshots_to_keep: Some(count), max_snapshot_age_ms: None };
+                main.kind = RefKind::Branch { min_snapshots_to_keep: Some(count), max_snapshot_age_ms: None };
             })
         };
         assert!(kept(19)[0].contains("keeps its last 19 snapshots, and a train may bring 20"));
@@ -114,7 +119,9 @@ mod tests {
     #[test]
     fn what_slows_or_shortens_is_told() {
         assert!(said(|facts| property(facts, MANIFEST_MERGE, "false"))[0].contains("never merged"));
-        assert!(said(|facts| property(facts, GC_ENABLED, "false"))[0].contains("files of dropped candidates"));
+        assert!(
+            said(|facts| property(facts, GC_ENABLED, "false"))[0].contains("files of dropped candidates")
+        );
         assert!(said(|facts| property(facts, MAX_SNAPSHOT_AGE, "60000"))[0].contains("live 60 s only"));
         assert!(said(|facts| property(facts, "mergeberg.queue", "q-2"))[0].contains("queue q-2"));
     }

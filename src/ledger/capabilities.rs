@@ -50,7 +50,6 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::super::testing::open;
-    use super::*;
 
     #[tokio::test]
     async fn the_last_finding_counts_and_each_catalog_has_its_own() {

@@ -170,8 +170,9 @@ impl<'a> Merge<'a> {
         let mine = self.changed(branch, hidden, then)?;
         let theirs_gone = format!("{GONE} too");
         let others = self.changed(since, theirs, theirs_then)?;
-        let others =
-            others.with_column_renamed(GONE, &theirs_gone)?.with_column_renamed(WAS, format!("{WAS} too"))?;
+        let others = others
+            .with_column_renamed(GONE, &theirs_gone)?
+            .with_column_renamed(WAS, &format!("{WAS} too"))?;
         let on: Vec<Expr> =
             self.key.iter().map(|&at| column(&key_of(hidden(at))).eq(column(&key_of(theirs(at))))).collect();
         let both = mine.join_on(others, JoinType::Left, on)?;

@@ -231,7 +231,9 @@ pub(super) fn require_scratch(table: &TableName) -> Result<(), CatalogError> {
     if table.name.starts_with(SCRATCH_PREFIX) {
         return Ok(());
     }
-    Err(CatalogError::Refused(format!("{table} is no scratch table: their names start with {SCRATCH_PREFIX}")))
+    Err(CatalogError::Refused(format!(
+        "{table} is no scratch table: their names start with {SCRATCH_PREFIX}"
+    )))
 }
 
 /// Removes the files of a scratch table that was dropped. They lie in a folder of its own.

@@ -19,6 +19,9 @@ use super::loaded::LoadedTable;
 use super::metadata_file::{self, Codec, MetadataFileError};
 use super::sql_catalog::{SqlCatalog, file_error};
 
+/// Table spec, "Partition Specs": field ids of partitions start at 1000.
+const FIRST_PARTITION_FIELD_ID: i32 = 1000;
+
 /// A column of a table to be: name, type as the table spec writes it (`long`, `decimal(12, 2)`), required.
 #[derive(Clone, Debug)]
 pub struct ColumnDefinition {
@@ -85,7 +88,7 @@ impl TableDefinition {
         Ok(serde_json::json!({
             "name": name.name,
             "schema": serde_json::to_value(&schema)?,
-            "partition-spec": serde_json::to_value(&spec)?,
+            "partition-spec": { "spec-id": 0, "fields": numbered(&spec)? },
             "properties": properties,
         }))
     }
@@ -116,6 +119,17 @@ impl TableDefinition {
         }
         Ok(builder.build())
     }
+}
+
+/// The fields of a spec with ids: some servers read no spec without them.
+fn numbered(spec: &UnboundPartitionSpec) -> Result<Vec<serde_json::Value>, iceberg::Error> {
+    let mut fields = Vec::new();
+    for (field, id) in spec.fields().iter().zip(FIRST_PARTITION_FIELD_ID..) {
+        let mut value = serde_json::to_value(field)?;
+        value["field-id"] = id.into();
+        fields.push(value);
+    }
+    Ok(fields)
 }
 
 impl SqlCatalog {

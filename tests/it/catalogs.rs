@@ -220,7 +220,10 @@ async fn heads_can_be_loaded_without_the_history(place: &Place) {
     let base = place.table().await;
     let after = place.first_landing(&base).await;
     let after = landed(
-        place.catalog.commit(&after, &[], vec![snapshot(&after, 2, Some(1)), set("main", 2), set("b", 2)]).await,
+        place
+            .catalog
+            .commit(&after, &[], vec![snapshot(&after, 2, Some(1)), set("main", 2), set("b", 2)])
+            .await,
     );
 
     let heads = place.other.load_refs(&flights()).await.unwrap();

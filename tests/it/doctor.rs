@@ -53,7 +53,8 @@ async fn a_sql_catalog_is_tried_out_and_nothing_is_left() {
     assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
     let told = ran.json();
     assert!(all_able(&told), "{told}");
-    let scratch = told["parts"].as_array().unwrap().iter().find(|part| part["what"] == "scratch table").unwrap();
+    let scratch =
+        told["parts"].as_array().unwrap().iter().find(|part| part["what"] == "scratch table").unwrap();
     assert_eq!(scratch["standing"], "ok", "{told}");
     assert!(left(folder).is_empty());
     assert_eq!(house.worker.catalog.list_tables().await.unwrap(), [house.table.clone()]);
@@ -87,8 +88,7 @@ async fn rule_s4_a_server_that_ignores_a_requirement_is_found_out_and_refused_at
     house.append_on_new("ingest/a", &[order(4, 22)]).await;
     house.configure_for(&format!("type = \"rest\"\nuri = \"{}\"", shop.server.settings().uri), LONG_LEASE);
     let folder = house.dir.path();
-    let enqueue =
-        ["request", "enqueue", "--table", "shop.orders", "--source", "ingest/a", "--idempotency-key", "one"];
+    let enqueue = ["request", "enqueue", "--table", "shop.orders", "--source", "ingest/a", "--key", "one"];
 
     shop.server.always(Ask::Removal, Do::Ignore("mergeberg-doctor/work"));
     let ran = doctor(folder, &["--scratch", "shop", "--json"]);
@@ -102,7 +102,10 @@ async fn rule_s4_a_server_that_ignores_a_requirement_is_found_out_and_refused_at
     assert!(refused.contains("mergeberg doctor --scratch"), "{refused}");
     // Known from then on.
     let again = doctor(folder, &["--json"]).json();
-    assert_eq!((&again["standing"], &again["capabilities"][1]["able"]), (&Value::from("broken"), &Value::from(false)));
+    assert_eq!(
+        (&again["standing"], &again["capabilities"][1]["able"]),
+        (&Value::from("broken"), &Value::from(false))
+    );
 
     shop.server.be_honest();
     assert_eq!(doctor(folder, &["--scratch", "shop"]).code, 0);

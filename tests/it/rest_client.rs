@@ -252,8 +252,13 @@ async fn history_is_loaded_only_where_it_is_asked_for() {
     assert_eq!((heads.facts.snapshots.len(), all.facts.snapshots.len()), (2, 4));
     assert_eq!(heads.facts.refs, all.facts.refs);
     assert_eq!(heads.facts.last_sequence_number, all.facts.last_sequence_number);
-    assert_eq!(catalog.load(&house.table).await.unwrap().facts, all.facts, "a part is never taken for the whole");
-    let asked: Vec<_> = shop.server.requests(Ask::Load).iter().map(|r| r.query.get("snapshots").cloned()).collect();
+    assert_eq!(
+        catalog.load(&house.table).await.unwrap().facts,
+        all.facts,
+        "a part is never taken for the whole"
+    );
+    let asked: Vec<_> =
+        shop.server.requests(Ask::Load).iter().map(|r| r.query.get("snapshots").cloned()).collect();
     assert_eq!(asked[asked.len() - 2..], [Some("refs".to_owned()), None]);
     assert_eq!(catalog.load_refs(&house.table).await.unwrap().facts, all.facts, "it is in memory now");
 

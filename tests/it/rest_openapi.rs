@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use mergeberg::table::catalog::{Catalog as _, SCRATCH_PREFIX};
+use mergeberg::table::catalog::SCRATCH_PREFIX;
 
 use crate::support::House;
 use crate::support::fault_server::{Ask, Do, Manners};
@@ -55,7 +55,14 @@ async fn every_request_is_one_of_the_specification() {
     let operations: BTreeSet<&str> =
         answer["operations"].as_object().unwrap().keys().map(String::as_str).collect();
     let expected = [
-        "createTable", "dropTable", "getConfig", "getToken", "listNamespaces", "listTables", "loadTable", "updateTable",
+        "createTable",
+        "dropTable",
+        "getConfig",
+        "getToken",
+        "listNamespaces",
+        "listTables",
+        "loadTable",
+        "updateTable",
     ];
     assert_eq!(operations, expected.into());
     assert_eq!(actions(&requests), EVERY_ACTION.map(str::to_owned).into(), "no update of ours is left out");

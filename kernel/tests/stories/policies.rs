@@ -385,3 +385,27 @@ fn an_upstream_is_a_file_or_a_table() {
     let both = FULL.replace("{ file = \"upstream.csv\" }", "{ file = \"a\", table = \"a.b\" }");
     assert!(error_of(&both).contains("check 'totals'"));
 }
+
+#[test]
+fn keys_of_row_merges_need_the_rule() {
+    let of = |lines: &str| {
+        TablePolicy::parse(
+            "p.toml",
+            &format!("table = \"a.b\"\n[[class]]\nname = \"x\"\nprefix = \"\"\n{lines}"),
+        )
+    };
+    let policy =
+        of("on-conflict = \"row-merge\"\nkey = [\"a\", \"b\"]\nrow-conflicts = \"keep-target\"").unwrap();
+    assert!(policy.classes[0].merges_rows());
+    assert!(of("on-conflict = \"row-merge\"").is_ok(), "by the table's identifier fields");
+    for (lines, told) in [
+        ("key = [\"a\"]", "needs on-conflict"),
+        ("row-conflicts = \"take-source\"", "needs on-conflict"),
+        ("on-conflict = \"row-merge\"\nkey = [\"a\", \"a\"]", "twice"),
+        ("on-conflict = \"row-merge\"\nkey = [\" \"]", "without a name"),
+        ("kind = \"compaction\"\non-conflict = \"row-merge\"", "says nothing"),
+    ] {
+        let error = of(lines).unwrap_err().to_string();
+        assert!(error.contains(told), "{lines}: {error}");
+    }
+}

@@ -6,7 +6,7 @@ use mergeberg_kernel::admission::{
     RequestFacts, SourceKind, SourceNow, StructureStanding, TargetPlan, Verdict, WapIds, plan_train,
 };
 use mergeberg_kernel::ids::{RefName, SnapshotId};
-use mergeberg_kernel::policy::{AfterLanding, Isolation, Overlap};
+use mergeberg_kernel::policy::{AfterLanding, Isolation, OnConflict, Overlap};
 use mergeberg_kernel::record::Operation;
 
 use crate::story::{NOW_MS, Story, class, day_is, overwrite_where, record, words};
@@ -278,4 +278,30 @@ fn rule_c9_a_wap_id_is_published_once() {
     assert_eq!(h.train("S1", &waiting), "1 fast-forward, 2 held same-source-ahead");
     let taken = [with_id(1, Some(("audit".to_owned(), crate::story::sid("S1"))))];
     assert_eq!(h.train("S1", &taken), "1 refused already-published");
+}
+
+#[test]
+fn rows_are_merged_where_nothing_recorded_says_how_and_alone() {
+    let mut h = Story::ord();
+    h.overwrite("S2", "S1", "-A1@08-20 +B1@08-20");
+    h.overwrite("S3", "S1", "-A1@08-20 +C1@08-20");
+    h.append("S4", "S1", "+D1@08-22");
+    h.append("S5", "S1", "+E1@08-20");
+    h.compact("S6", "S1", "-A1@08-20 +F1@08-20");
+    let merging = class(|c| c.on_conflict = OnConflict::RowMerge);
+    let word = |source: &str, target: &str| h.merge(source).under(&merging).onto(target).word();
+
+    assert_eq!(h.merge("S2").onto("S3").word(), "refused conflict", "without the rule");
+    assert_eq!(word("S2", "S3"), "rebase");
+    assert!(h.merge("S2").under(&merging).onto("S3").classify().row_merge);
+    assert_eq!(word("S5", "S3"), "rebase", "appends that meet a change");
+    assert_eq!(word("S2", "S4"), "rebase", "an overwrite may have missed what came");
+    assert_eq!(word("S6", "S3"), "refused stale-compaction", "a compaction is made again");
+
+    let waiting = [
+        h.merge("S2").under(&merging).onto("S3").request(1),
+        h.merge("S4").under(&merging).onto("S3").request(2),
+    ];
+    assert_eq!(h.train("S3", &waiting), "1 replay, 2 held alone-by-age");
+    assert_eq!(h.train("S3", &[waiting[1].clone(), waiting[0].clone()]), "2 pick, 1 held overlaps-ahead");
 }

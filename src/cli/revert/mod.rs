@@ -20,7 +20,8 @@ use mergeberg_kernel::state::RequestState;
 use self::files::Restored;
 use self::plan::Plan;
 use super::enqueue::{
-    EnqueueContext, MAX_KEY_BYTES, MAX_PRINCIPAL_BYTES, Needed, check_length, class_of, key_conflict, usable_table,
+    EnqueueContext, MAX_KEY_BYTES, MAX_PRINCIPAL_BYTES, Needed, check_length, class_of, key_conflict,
+    usable_table,
 };
 use crate::error::UserError;
 use crate::ledger::{Enqueued, NewRequest, RequestRow, Reverts};
