@@ -15,6 +15,7 @@ use tempfile::TempDir;
 
 use crate::support::child::real_now;
 use crate::support::fault_server::{FaultServer, Manners};
+use crate::support::polaris::Polaris;
 use crate::support::rest::RestServer;
 use crate::support::{branch, main_branch};
 
@@ -30,6 +31,7 @@ struct Place {
 enum Making {
     Sql(Arc<SqlCatalog>),
     Rest(RestServer),
+    Polaris(Polaris),
     Fault(FaultServer),
 }
 
@@ -51,6 +53,13 @@ impl Place {
         Some(Self { catalog, other, making: Making::Rest(server), folder })
     }
 
+    async fn polaris() -> Option<Self> {
+        let folder = TempDir::new().unwrap();
+        let polaris = Polaris::over(folder.path()).await?;
+        let (catalog, other) = (Arc::new(polaris.client().await), Arc::new(polaris.client().await));
+        Some(Self { catalog, other, making: Making::Polaris(polaris), folder })
+    }
+
     async fn fault_server() -> Option<Self> {
         let folder = TempDir::new().unwrap();
         let server = FaultServer::start(folder.path(), Manners::default()).await;
@@ -64,15 +73,27 @@ impl Place {
             match &self.making {
                 Making::Sql(catalog) => catalog.create_namespace(&namespace.join(".")).await.unwrap(),
                 Making::Rest(server) => server.create_namespace(namespace).await,
+                Making::Polaris(polaris) => polaris.create_namespace(namespace).await,
                 Making::Fault(server) => server.create_namespace(namespace),
             }
         }
         match &self.making {
             Making::Sql(catalog) => drop(catalog.define_table(name, definition).await.unwrap()),
             Making::Rest(server) => server.create_table(name, definition).await,
+            Making::Polaris(polaris) => polaris.create_table(name, definition).await,
             Making::Fault(server) => server.create_table(name, definition),
         }
         self.catalog.load(name).await.unwrap()
+    }
+
+    /// As odd as a table's name may be here.
+    fn odd_name(&self) -> TableName {
+        let (first, name) = match self.making {
+            // It makes locations of names, which have to be URIs: no blanks and quotes.
+            Making::Polaris(_) => ("a+c", "t'q'&ü"),
+            _ => ("a b+c", "t 'q' & ü?#"),
+        };
+        TableName { namespace: vec![first.into(), "été".into()], name: name.into() }
     }
 
     /// An empty table of version 2.
@@ -174,6 +195,15 @@ macro_rules! over_every_catalog {
             $(#[tokio::test(flavor = "multi_thread")]
             async fn $story() {
                 if let Some(place) = super::Place::rest_server().await {
+                    super::$story(&place).await;
+                }
+            })*
+        }
+
+        mod polaris {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $story() {
+                if let Some(place) = super::Place::polaris().await {
                     super::$story(&place).await;
                 }
             })*
@@ -480,7 +510,7 @@ async fn refs_are_set_only_to_what_is_there(place: &Place) {
 }
 
 async fn every_letter_of_a_name_counts(place: &Place) {
-    let name = TableName { namespace: vec!["a b+c".into(), "été".into()], name: "t 'q' & ü?#".into() };
+    let name = place.odd_name();
     let base = place.make(&name, &one_column()).await;
     let base = place.first_landing(&base).await;
     let names = ["feature/a b", "feature%2Fa b", "été/\"q\"", "a+b", "%", "emoji/🧊"];

@@ -27,6 +27,7 @@ mod format_v3;
 mod large_table;
 mod oracle;
 mod outcomes;
+mod over_polaris;
 mod over_rest;
 mod partition_names;
 mod pins;

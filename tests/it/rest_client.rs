@@ -167,6 +167,10 @@ async fn credentials_that_the_server_does_not_know_are_told_without_the_secret()
     };
     let wrong = refused(server.open(|s| s.credential = Some(secret("queue:hunter2"))).await);
     assert!(wrong.contains("no such client") && !wrong.contains("hunter2"), "{wrong}");
+    assert!(
+        wrong.ends_with("; check 'credential', 'scope' and 'oauth2-server-uri' of the catalog"),
+        "{wrong}"
+    );
     let nobody = refused(server.open(|_| ()).await);
     assert!(nobody.contains("401") && nobody.contains("; check 'token' or 'credential'"), "{nobody}");
     let old = refused(server.open(|s| s.token = Some(secret("t"))).await);

@@ -5,6 +5,7 @@ use mergeberg::cli::enqueue::EnqueueContext;
 use mergeberg::cli::staged::{Staged, StagedArgs, enqueue_staged};
 use mergeberg::error::UserError;
 use mergeberg::ledger::Enqueued;
+use mergeberg::table::catalog::{Catalog, CommitOutcome};
 use mergeberg::table::data_files::DataFileWriter;
 use mergeberg::table::manifests::ManifestStore;
 use mergeberg::table::snapshot_writer::{AddedFile, SnapshotChange, SnapshotWriter, new_snapshot_id};
@@ -20,10 +21,15 @@ use crate::support::{House, ORDERS_POLICY, Order, batch, branch, main_branch, or
 
 const DAY_MS: i64 = 24 * 3600 * 1000;
 
-impl House {
+impl<C: Catalog + 'static> House<C> {
     /// A snapshot on main's head that no ref names, under a WAP id unless that is empty.
     pub async fn stage_bare(&self, wap: &str, rows: &[Order]) -> SnapshotId {
-        let table = self.loaded().await;
+        self.stage_bare_through(self.catalog.as_ref(), wap, rows).await
+    }
+
+    /// Through a client of somebody else.
+    pub async fn stage_bare_through(&self, catalog: &dyn Catalog, wap: &str, rows: &[Order]) -> SnapshotId {
+        let table = catalog.load(&self.table).await.unwrap();
         let facts = &table.facts;
         let files =
             DataFileWriter::write_batches(&table, facts.current_schema_id, vec![batch(rows)]).await.unwrap();
@@ -43,7 +49,8 @@ impl House {
         let parent = facts.head(&main_branch()).and_then(|id| facts.snapshots.get(id));
         let mut writer = SnapshotWriter::on(&ManifestStore::new(64 << 20), &table, parent).await.unwrap();
         let staged = writer.add(change).await.unwrap();
-        self.commit(vec![Update::AddSnapshot(staged)]).await;
+        let outcome = catalog.commit(&table, &[], vec![Update::AddSnapshot(staged)]).await;
+        assert!(matches!(outcome, CommitOutcome::Landed(_)), "{outcome:?}");
         id
     }
 

@@ -210,10 +210,11 @@ class Engine:
                 oldest = next(iter(self.catalogs))
                 self.catalogs.pop(oldest).close()
             uri, warehouse, name = key
+            more = {k: v for k, v in config.items() if k not in ("uri", "warehouse", "name")} if config else {}
             if uri.startswith("sqlite:") and "?" not in uri:
                 uri += f"?timeout={SQLITE_BUSY_SECONDS}"
             kind = OverRest if uri.startswith("http") else Catalog
-            self.catalogs[key] = kind(name, uri=uri, warehouse=warehouse)
+            self.catalogs[key] = kind(name, uri=uri, warehouse=warehouse, **more)
         self.last = key
         return self.catalogs[key]
 

@@ -51,7 +51,20 @@ pub(super) struct Auth {
 
 /// There is no token; nothing was sent.
 #[derive(Debug)]
-pub(super) struct NoToken(pub String);
+pub(super) enum NoToken {
+    /// The server that gives tokens did not answer, or with something else than one.
+    Unanswered(String),
+    /// It gives none for these credentials and this scope.
+    Refused(String),
+}
+
+impl NoToken {
+    fn why(&self) -> &str {
+        match self {
+            Self::Unanswered(why) | Self::Refused(why) => why,
+        }
+    }
+}
 
 impl Auth {
     pub fn anonymous(clock: Clock) -> Self {
@@ -93,13 +106,13 @@ impl Auth {
                 Ok(Some(value))
             }
             (Err(error), Some(old)) => {
-                tracing::warn!("the token could not be renewed yet, the old one is used: {error}");
+                tracing::warn!("the token could not be renewed yet, the old one is used: {}", error.why());
                 if let Some(token) = held.as_mut() {
                     token.renew_at_ms = Some(now.saturating_add(RENEW_AGAIN_MS));
                 }
                 Ok(Some(old))
             }
-            (Err(error), None) => Err(NoToken(error)),
+            (Err(error), None) => Err(error),
         }
     }
 
@@ -121,15 +134,21 @@ impl Token {
 }
 
 /// The client credentials flow (RFC 6749, section 4.4).
-async fn fetch(transport: &Transport, credentials: &ClientCredentials) -> Result<TokenReply, String> {
+async fn fetch(transport: &Transport, credentials: &ClientCredentials) -> Result<TokenReply, NoToken> {
     let ClientCredentials { server, id, secret, scope } = credentials;
     let mut form = vec![("grant_type", "client_credentials")];
     form.extend(id.as_deref().map(|id| ("client_id", id)));
     form.extend([("client_secret", secret.reveal()), ("scope", scope.as_str())]);
-    let request = transport.client().post(server.clone()).form(&form).build().map_err(|e| e.to_string())?;
-    let reply = transport.send_safely(&request).await.map_err(|f| format!("{server}: {}", f.text()))?;
-    if !reply.status.is_success() {
-        return Err(format!("{server} answered {}", reply.told()));
+    let unanswered = |why: String| NoToken::Unanswered(format!("{server}: {why}"));
+    let request = transport.client().post(server.clone()).form(&form).build();
+    let request = request.map_err(|error| unanswered(error.to_string()))?;
+    let reply = transport.send_safely(&request).await.map_err(|f| unanswered(f.text().to_owned()))?;
+    if reply.status.is_client_error() {
+        return Err(NoToken::Refused(format!("{server} answered {}", reply.told())));
     }
-    serde_json::from_slice(&reply.body).map_err(|error| format!("{server} answered no token: {error}"))
+    if !reply.status.is_success() {
+        return Err(unanswered(reply.told()));
+    }
+    serde_json::from_slice(&reply.body)
+        .map_err(|error| unanswered(format!("its answer is no token: {error}")))
 }

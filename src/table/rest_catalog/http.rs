@@ -87,7 +87,10 @@ impl Http {
 
     async fn token(&self, refused: Option<&Secret>) -> Result<Option<Secret>, Failure> {
         let token = self.auth.token(&self.transport, refused).await;
-        token.map_err(|NoToken(why)| Failure::NotSent(format!("no token could be fetched: {why}")))
+        token.map_err(|none| match none {
+            NoToken::Unanswered(why) => Failure::NotSent(format!("no token could be fetched: {why}")),
+            NoToken::Refused(why) => Failure::NoToken(format!("no token could be fetched: {why}")),
+        })
     }
 
     fn signed(&self, request: &Request, token: Option<&Secret>) -> Result<Request, Failure> {

@@ -286,8 +286,8 @@ impl Catalog for RestCatalog {
                 }
                 // 2xx without a table, 5xx: the commit may be applied, or still be under way.
                 Ok(reply) => lost = Some(reply.told()),
-                Err(Failure::NotSent(text)) if lost.is_none() => {
-                    return CommitOutcome::Refused(self.unanswered(&Failure::NotSent(text)));
+                Err(failure @ (Failure::NotSent(_) | Failure::NoToken(_))) if lost.is_none() => {
+                    return CommitOutcome::Refused(self.unanswered(&failure));
                 }
                 Err(failure) => lost = Some(failure.text().to_owned()),
             }
@@ -347,8 +347,9 @@ async fn handshake(settings: &RestSettings, http: &Http) -> Result<CatalogConfig
         Ok(reply) => reply,
         Err(failure) => {
             return Err(CatalogError::Unavailable(format!(
-                "{uri}: {}; see that the catalog runs and that 'uri' is its address",
-                failure.text()
+                "{uri}: {}; {}",
+                failure.text(),
+                failure.next()
             )));
         }
     };

@@ -58,6 +58,8 @@ pub(super) struct Reply {
 pub(super) enum Failure {
     /// The server has not seen the request.
     NotSent(String),
+    /// Nor has it here: whoever gives tokens gives us none.
+    NoToken(String),
     /// The server may have acted on it.
     Lost(String),
 }
@@ -65,7 +67,15 @@ pub(super) enum Failure {
 impl Failure {
     pub fn text(&self) -> &str {
         match self {
-            Self::NotSent(text) | Self::Lost(text) => text,
+            Self::NotSent(text) | Self::NoToken(text) | Self::Lost(text) => text,
+        }
+    }
+
+    /// What to do about it.
+    pub fn next(&self) -> &'static str {
+        match self {
+            Self::NotSent(_) | Self::Lost(_) => "see that the catalog runs and that 'uri' is its address",
+            Self::NoToken(_) => "check 'credential', 'scope' and 'oauth2-server-uri' of the catalog",
         }
     }
 }

@@ -4,6 +4,7 @@ pub mod child;
 pub mod engine_table;
 pub mod fault_server;
 pub mod json_rows;
+pub mod polaris;
 pub mod python;
 pub mod rest;
 pub mod scripted;

@@ -33,8 +33,16 @@ impl Python {
 
     /// Over a REST catalog.
     pub fn over_rest(folder: &Path, uri: &str) -> Option<Self> {
+        Self::over_rest_with(folder, uri, json!({}))
+    }
+
+    /// And with more of PyIceberg's properties.
+    pub fn over_rest_with(folder: &Path, uri: &str, properties: Value) -> Option<Self> {
         let mut python = Self::start(folder)?;
         python.catalog["uri"] = json!(uri);
+        for (key, value) in properties.as_object().expect("properties are an object") {
+            python.catalog[key] = value.clone();
+        }
         Some(python)
     }
 

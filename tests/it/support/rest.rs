@@ -26,7 +26,7 @@ const LISTENS: &str = "ServerConnector";
 /// Between the levels of a namespace, as its configuration says.
 const SEPARATOR: &str = "%2E";
 /// Ends the server with its input, so with this process too, however that ends.
-const UNTIL_END_OF_INPUT: &str = "\"$@\" & server=$!; cat >/dev/null; kill $server; wait $server";
+pub const UNTIL_END_OF_INPUT: &str = "\"$@\" & server=$!; cat >/dev/null; kill $server; wait $server";
 
 pub struct RestServer {
     shell: Child,
@@ -119,7 +119,7 @@ fn port_in(line: &str) -> Option<u16> {
 }
 
 /// Letters and digits as they are, every other byte as `%XX`.
-fn encoded(text: &str) -> String {
+pub fn encoded(text: &str) -> String {
     text.bytes()
         .map(|b| if b.is_ascii_alphanumeric() { char::from(b).to_string() } else { format!("%{b:02X}") })
         .collect()
