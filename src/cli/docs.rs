@@ -146,7 +146,13 @@ mod tests {
 
     #[test]
     fn the_configuration_of_the_pages_is_read() {
-        for (page, names) in [("docs/cli.md", &["local"][..]), ("docs/catalogs.md", &["local", "lake"])] {
+        for (page, names) in [
+            ("docs/cli.md", &["local"][..]),
+            ("docs/catalogs/sqlite.md", &["local"]),
+            ("docs/catalogs/rest.md", &["lake"]),
+            ("docs/catalogs/polaris.md", &["lake"]),
+            ("docs/catalogs/lakekeeper.md", &["lake"]),
+        ] {
             let examples = blocks(&read(page), "toml");
             let found: Vec<String> = examples
                 .iter()

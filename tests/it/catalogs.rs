@@ -89,8 +89,8 @@ impl Place {
     /// As odd as a table's name may be here.
     fn odd_name(&self) -> TableName {
         let (first, name) = match self.making {
-            // It makes locations of names, which have to be URIs: no blanks and quotes.
-            Making::Polaris(_) => ("a+c", "t'q'&ü"),
+            // It makes locations of names, which have to be URIs: no blanks.
+            Making::Polaris(_) => ("a+c", "t'q'&ü?#"),
             _ => ("a b+c", "t 'q' & ü?#"),
         };
         TableName { namespace: vec![first.into(), "été".into()], name: name.into() }
