@@ -46,19 +46,8 @@ async fn pyiceberg_writes_and_reads_over_polaris_what_the_program_lands() {
     let grants = [Grant::Table(&house.table, "TABLE_WRITE_DATA")];
     let pipeline = polaris.principal("pipeline", &grants).await;
     let Some(mut python) = Python::over_polaris(house.dir.path(), &polaris, &pipeline) else { return };
-    let lines = format!(
-        "type = \"rest\"\nuri = \"{}\"\nwarehouse = \"{}\"\nscope = \"{SCOPE}\"",
-        polaris.uri(),
-        polaris.name()
-    );
-    house.configure_for(&lines, LONG_LEASE);
-    let run = |arguments: &[&str]| -> Value {
-        let mut command = house.command(arguments);
-        let output = command.env("MERGEBERG_CATALOG_TEST_CREDENTIAL", &queue).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_str(&text).unwrap_or(Value::Null)
-    };
+    configure(&house, &polaris);
+    let run = |arguments: &[&str]| run_as(&house, &queue, arguments);
     run(&["branch", "create", "--name", "ingest/made", "--table", "shop.orders", "--json"]);
     python.append("ingest/made", &[order(4, 22)]);
     python.branch("ingest/by-pyiceberg");
@@ -172,6 +161,24 @@ async fn a_pipeline_that_may_only_add_snapshots_is_served() {
     house.assert_sound().await;
 }
 
+/// It makes a table and drops it, which the queue's own privileges do not allow.
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_tries_polaris_out_and_leaves_nothing() {
+    let Some((house, polaris, _)) = House::over_polaris(ORDERS_POLICY).await else { return };
+    configure(&house, &polaris);
+    let privileges = ["NAMESPACE_LIST", "TABLE_LIST", "TABLE_WRITE_DATA", "TABLE_CREATE", "TABLE_DROP"];
+    let doctor = polaris.principal("doctor", &privileges.map(Grant::Catalog)).await;
+
+    let told = run_as(&house, &doctor, &["doctor", "--scratch", "shop", "--json"]);
+
+    let tried = told["capabilities"].as_array().unwrap().iter().filter(|one| one["how"] == "tried");
+    let able: Vec<bool> = tried.map(|one| one["able"] == true).collect();
+    assert_eq!(able, [true; 3], "{told}");
+    assert_eq!(house.catalog.list_tables().await.unwrap(), [house.table.clone()]);
+    let left: Vec<_> = std::fs::read_dir(house.dir.path().join("warehouse/shop")).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_server_does_not_know_is_told_with_what_to_do() {
     let Some((house, polaris, queue)) = House::over_polaris(ORDERS_POLICY).await else { return };
@@ -199,6 +206,24 @@ async fn what_the_server_does_not_know_is_told_with_what_to_do() {
     let error = polaris.client_of(&nobody).await.load(&house.table).await.unwrap_err();
     let error = error.to_string();
     assert!(error.contains("not authorized") && error.contains("; give this principal"), "{error}");
+}
+
+fn configure(house: &House<RestCatalog>, polaris: &Polaris) {
+    let lines = format!(
+        "type = \"rest\"\nuri = \"{}\"\nwarehouse = \"{}\"\nscope = \"{SCOPE}\"",
+        polaris.uri(),
+        polaris.name()
+    );
+    house.configure_for(&lines, LONG_LEASE);
+}
+
+/// The shipped program as a principal, `ID:SECRET`.
+fn run_as(house: &House<RestCatalog>, principal: &str, arguments: &[&str]) -> Value {
+    let mut command = house.command(arguments);
+    let output = command.env("MERGEBERG_CATALOG_TEST_CREDENTIAL", principal).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_str(&text).unwrap_or(Value::Null)
 }
 
 /// A commit of one kind, as a pipeline may want to send it.

@@ -346,11 +346,7 @@ async fn handshake(settings: &RestSettings, http: &Http) -> Result<CatalogConfig
     let reply = match http.get(url, &[]).await {
         Ok(reply) => reply,
         Err(failure) => {
-            return Err(CatalogError::Unavailable(format!(
-                "{uri}: {}; {}",
-                failure.text(),
-                failure.next()
-            )));
+            return Err(CatalogError::Unavailable(format!("{uri}: {}; {}", failure.text(), failure.next())));
         }
     };
     if reply.status != StatusCode::OK {
