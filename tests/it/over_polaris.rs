@@ -83,56 +83,35 @@ async fn pyiceberg_writes_and_reads_over_polaris_what_the_program_lands() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_privileges_of_polaris_allow() {
     let Some((house, polaris, _)) = House::over_polaris(ORDERS_POLICY).await else { return };
-    let staged = Act::Add(SnapshotId(71));
-    let cases: &[(&str, &[&str], &[(Act, bool)])] = &[
-        (
-            "reader",
-            &["TABLE_READ_DATA"],
-            &[(staged, false), (Act::Set("ingest/a"), false), (Act::Remove("ingest/a"), false)],
-        ),
-        (
-            "adder",
-            &["TABLE_READ_PROPERTIES", "TABLE_ADD_SNAPSHOT"],
-            &[(staged, true), (Act::Set("ingest/a"), false), (Act::Set("main"), false)],
-        ),
-        (
-            "setter",
-            &["TABLE_READ_PROPERTIES", "TABLE_ADD_SNAPSHOT", "TABLE_SET_SNAPSHOT_REF"],
-            &[
-                (Act::Set("ingest/a"), true),
-                (Act::Set("main"), true),
-                (Act::Remove("ingest/a"), false),
-                (Act::Drop(SnapshotId(71)), false),
-                (Act::Property, false),
-            ],
-        ),
-        (
-            "writer",
-            &["TABLE_WRITE_DATA"],
-            &[
-                (Act::Add(SnapshotId(72)), true),
-                (Act::Set("main"), true),
-                (Act::Remove("ingest/a"), true),
-                (Act::Drop(SnapshotId(72)), true),
-                (Act::Property, true),
-            ],
-        ),
-    ];
-    for (name, privileges, acts) in cases {
+    let (one, two) = (SnapshotId(71), SnapshotId(72));
+    let may = async |name, privileges: &[&str], acts: &[Act], not: &[Act]| {
         let grants: Vec<Grant<'_>> = privileges.iter().map(|p| Grant::Table(&house.table, p)).collect();
-        let principal = polaris.principal(name, &grants).await;
-        let catalog = polaris.client_of(&principal).await;
-        for (act, allowed) in *acts {
+        let catalog = polaris.client_of(&polaris.principal(name, &grants).await).await;
+        for act in acts {
             let outcome = act.done_by(&catalog, &house.table).await;
-            match outcome {
-                CommitOutcome::Landed(_) => assert!(*allowed, "{name} could {act:?}"),
-                CommitOutcome::Refused(CatalogError::Refused(told)) => {
-                    assert!(!allowed && told.contains("is not authorized"), "{name}, {act:?}: {told}");
+            assert!(matches!(outcome, CommitOutcome::Landed(_)), "{name}, {act:?}: {outcome:?}");
+        }
+        for act in not {
+            match act.done_by(&catalog, &house.table).await {
+                CommitOutcome::Refused(CatalogError::Refused(told)) if told.contains("is not authorized") => {
                 }
                 other => panic!("{name}, {act:?}: {other:?}"),
             }
         }
-    }
+    };
+    let (ingest, main) = (Act::Set("ingest/a"), Act::Set("main"));
+
+    may("reader", &["TABLE_READ_DATA"], &[], &[Act::Add(one), ingest, main, Act::Property]).await;
+    may("adder", &["TABLE_READ_PROPERTIES", "TABLE_ADD_SNAPSHOT"], &[Act::Add(one)], &[ingest, main]).await;
+    may(
+        "setter",
+        &["TABLE_READ_PROPERTIES", "TABLE_ADD_SNAPSHOT", "TABLE_SET_SNAPSHOT_REF"],
+        &[ingest, main],
+        &[Act::Remove("ingest/a"), Act::Drop(one), Act::Property],
+    )
+    .await;
+    let everything = [Act::Add(two), main, Act::Remove("ingest/a"), Act::Drop(two), Act::Property];
+    may("writer", &["TABLE_WRITE_DATA"], &everything, &[]).await;
 }
 
 /// Where pipelines may add snapshots and set no refs, nobody but the queue moves the target: they hand over bare
@@ -174,7 +153,7 @@ async fn doctor_tries_polaris_out_and_leaves_nothing() {
     let tried = told["capabilities"].as_array().unwrap().iter().filter(|one| one["how"] == "tried");
     let able: Vec<bool> = tried.map(|one| one["able"] == true).collect();
     assert_eq!(able, [true; 3], "{told}");
-    assert_eq!(house.catalog.list_tables().await.unwrap(), [house.table.clone()]);
+    assert_eq!(house.catalog.list_tables().await.unwrap().len(), 1);
     let left: Vec<_> = std::fs::read_dir(house.dir.path().join("warehouse/shop")).unwrap().collect();
     assert_eq!(left.len(), 1, "{left:?}");
 }
