@@ -110,8 +110,12 @@ async fn what_the_privileges_of_polaris_allow() {
         &[Act::Remove("ingest/a"), Act::Drop(one), Act::Property],
     )
     .await;
-    let everything = [Act::Add(two), main, Act::Remove("ingest/a"), Act::Drop(two), Act::Property];
+    let everything = [Act::Add(two), ingest, main, Act::Remove("ingest/a"), Act::Drop(two), Act::Property];
     may("writer", &["TABLE_WRITE_DATA"], &everything, &[]).await;
+    // Who would think so? They are older than the privileges for single updates, and still stand for all of them.
+    for (name, privilege) in [("properties", "TABLE_WRITE_PROPERTIES"), ("metadata", "TABLE_FULL_METADATA")] {
+        may(name, &[privilege, "TABLE_READ_PROPERTIES"], &everything, &[]).await;
+    }
 }
 
 /// Where pipelines may add snapshots and set no refs, nobody but the queue moves the target: they hand over bare
