@@ -102,10 +102,10 @@ async fn what_the_privileges_of_polaris_allow() {
     let (ingest, main) = (Act::Set("ingest/a"), Act::Set("main"));
 
     may("reader", &["TABLE_READ_DATA"], &[], &[Act::Add(one), ingest, main, Act::Property]).await;
-    may("adder", &["TABLE_READ_PROPERTIES", "TABLE_ADD_SNAPSHOT"], &[Act::Add(one)], &[ingest, main]).await;
+    may("adder", &["TABLE_READ_DATA", "TABLE_ADD_SNAPSHOT"], &[Act::Add(one)], &[ingest, main]).await;
     may(
         "setter",
-        &["TABLE_READ_PROPERTIES", "TABLE_ADD_SNAPSHOT", "TABLE_SET_SNAPSHOT_REF"],
+        &["TABLE_READ_DATA", "TABLE_ADD_SNAPSHOT", "TABLE_SET_SNAPSHOT_REF"],
         &[ingest, main],
         &[Act::Remove("ingest/a"), Act::Drop(one), Act::Property],
     )
@@ -114,7 +114,7 @@ async fn what_the_privileges_of_polaris_allow() {
     may("writer", &["TABLE_WRITE_DATA"], &everything, &[]).await;
     // Who would think so? They are older than the privileges for single updates, and still stand for all of them.
     for (name, privilege) in [("properties", "TABLE_WRITE_PROPERTIES"), ("metadata", "TABLE_FULL_METADATA")] {
-        may(name, &[privilege, "TABLE_READ_PROPERTIES"], &everything, &[]).await;
+        may(name, &[privilege, "TABLE_READ_DATA"], &everything, &[]).await;
     }
 }
 
@@ -123,10 +123,8 @@ async fn what_the_privileges_of_polaris_allow() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pipeline_that_may_only_add_snapshots_is_served() {
     let Some((house, polaris, _)) = House::over_polaris(ORDERS_POLICY).await else { return };
-    let grants = [
-        Grant::Table(&house.table, "TABLE_READ_PROPERTIES"),
-        Grant::Table(&house.table, "TABLE_ADD_SNAPSHOT"),
-    ];
+    let grants =
+        [Grant::Table(&house.table, "TABLE_READ_DATA"), Grant::Table(&house.table, "TABLE_ADD_SNAPSHOT")];
     let pipeline = polaris.principal("pipeline", &grants).await;
     let pipeline = polaris.client_of(&pipeline).await;
     let id = house.stage_bare_through(&pipeline, "load-7", &[order(4, 22)]).await;
