@@ -86,6 +86,7 @@ impl From<LedgerError> for UserError {
             LedgerError::NoSuchRequest(_) => ReasonCode::RequestNotFound,
             LedgerError::NoSuchReview(_) => ReasonCode::ReviewNotFound,
             LedgerError::NoSuchState(_) => ReasonCode::InvalidArgument,
+            LedgerError::Server { .. } => ReasonCode::LedgerUnusable,
             LedgerError::UnsafeStructure { .. } => ReasonCode::UnsafeStructure,
             LedgerError::Transition { .. }
             | LedgerError::BoundToIntent { .. }

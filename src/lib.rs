@@ -4,6 +4,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod database;
 pub mod demo;
 pub mod doctor;
 pub mod error;

@@ -54,11 +54,9 @@ impl Context {
         let open = async || -> Result<Arc<dyn Catalog>, UserError> {
             let config = self.config.catalog(None)?;
             let catalog: Arc<dyn Catalog> = match &config.place {
-                CatalogPlace::Sql(SqlPlace { database, read_only, warehouse }) => {
-                    let mode = if *read_only { "?mode=ro" } else { "" };
-                    let database = format!("{}{mode}", database.display());
+                CatalogPlace::Sql(SqlPlace { database, warehouse }) => {
                     let catalog =
-                        SqlCatalog::open(&config.name, &database, warehouse, self.clock.clone()).await?;
+                        SqlCatalog::open(&config.name, database, warehouse, self.clock.clone()).await?;
                     // Lets the crash tests end the process in the middle of a commit.
                     #[cfg(debug_assertions)]
                     let catalog = catalog.with_hook(Arc::new(crate::worker::step::InCommits));

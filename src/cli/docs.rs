@@ -149,6 +149,7 @@ mod tests {
         for (page, names) in [
             ("docs/cli.md", &["local"][..]),
             ("docs/catalogs/sqlite.md", &["local"]),
+            ("docs/catalogs/postgresql.md", &["lake"]),
             ("docs/catalogs/rest.md", &["lake"]),
             ("docs/catalogs/polaris.md", &["lake"]),
             ("docs/catalogs/lakekeeper.md", &["lake"]),

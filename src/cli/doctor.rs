@@ -113,7 +113,7 @@ pub async fn run(context: &Context, args: &DoctorArgs) -> Result<Answer, UserErr
 
 /// Who leads is of interest: without a worker nothing lands.
 async fn ledger_part(ledger: &Ledger, now_ms: i64) -> Part {
-    let text = format!("{}, queue {}", ledger.path().display(), ledger.queue_id());
+    let text = format!("{}, queue {}", ledger.place(), ledger.queue_id());
     match ledger.leader().await {
         Ok(Some(leader)) if leader.expires_at_ms() > now_ms => {
             Part::ok("ledger", format!("{text}; worker {} leads", leader.holder))

@@ -26,15 +26,15 @@ pub async fn until_ended(
     timeout: Option<StdDuration>,
 ) -> Result<RequestRow, UserError> {
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
-    let mut watcher = ledger.watcher().await?;
+    let mut changes = ledger.change_counter().await?;
     loop {
         // Counter first: what is written after it is seen by the next look.
-        let seen = watcher.change_counter().await?;
+        let seen = changes.value().await?;
         let row = ledger.request(id).await?;
         if row.state.is_final() {
             return Ok(row);
         }
-        while watcher.change_counter().await? == seen {
+        while changes.value().await? == seen {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(UserError::new(
                     ReasonCode::WaitTimedOut,

@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::ConfigError;
+use crate::database::{PostgresPlace, WrongAddress};
 use crate::secret::Secret;
 use crate::table::rest_catalog::{Patience, RestSettings, WrongSetting};
+use crate::table::sql_catalog::DatabasePlace;
 
 /// One catalog of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,14 +27,12 @@ pub enum CatalogPlace {
     Rest(RestSettings),
 }
 
-/// A SQL catalog on SQLite, in the table layout of the JDBC catalogs of Java and PyIceberg. The section's
-/// name is stored as `catalog_name` in the catalog's own tables.
+/// A SQL catalog on SQLite or PostgreSQL, in the table layout of the JDBC catalogs of Java and PyIceberg. The
+/// section's name is stored as `catalog_name` in the catalog's own tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SqlPlace {
-    /// The catalog's database file.
-    pub database: PathBuf,
-    /// `?mode=ro` in the uri: the file is opened for reading, and every commit is refused.
-    pub read_only: bool,
+    /// `?mode=ro` in the uri of a file opens it for reading, and every commit is refused.
+    pub database: DatabasePlace,
     /// Where new tables go: a folder, or a URI as given.
     pub warehouse: String,
 }
@@ -53,6 +53,7 @@ pub(super) struct RawCatalog {
     kind: CatalogKind,
     uri: String,
     warehouse: Option<String>,
+    password: Option<String>,
     token: Option<String>,
     credential: Option<String>,
     oauth2_server_uri: Option<String>,
@@ -79,11 +80,22 @@ pub(super) struct Reader<'a> {
 
 impl Reader<'_> {
     pub fn read(&self, name: &str, raw: RawCatalog) -> Result<CatalogConfig, ConfigError> {
-        let RawCatalog { kind, uri, warehouse, token, credential, oauth2_server_uri, scope, header } = raw;
+        let RawCatalog {
+            kind,
+            uri,
+            warehouse,
+            password,
+            token,
+            credential,
+            oauth2_server_uri,
+            scope,
+            header,
+        } = raw;
         let given =
             |key: &str, in_file: Option<String>| (self.environment)(&catalog_variable(name, key)).or(in_file);
         let uri = given("URI", Some(uri)).unwrap_or_default();
         let warehouse = given("WAREHOUSE", warehouse);
+        let password = given("PASSWORD", password);
         let token = given("TOKEN", token);
         let credential = given("CREDENTIAL", credential);
         let oauth2_server_uri = given("OAUTH2_SERVER_URI", oauth2_server_uri);
@@ -105,9 +117,15 @@ impl Reader<'_> {
                         "remove it, or write type = \"rest\"".to_owned(),
                     ));
                 }
-                CatalogPlace::Sql(self.sql(name, &uri, warehouse)?)
+                CatalogPlace::Sql(self.sql(name, &uri, warehouse, password)?)
             }
             CatalogKind::Rest => {
+                if password.is_some() {
+                    let message =
+                        format!("[catalog.{name}] has 'password', which only a SQL catalog on a server has");
+                    let next = "remove it; a REST catalog takes 'token' or 'credential'".to_owned();
+                    return Err((self.wrong)(name, message, next));
+                }
                 let settings = RestSettings {
                     name: name.to_owned(),
                     uri,
@@ -129,25 +147,42 @@ impl Reader<'_> {
         Ok(CatalogConfig { name: name.to_owned(), place })
     }
 
-    fn sql(&self, name: &str, uri: &str, warehouse: Option<String>) -> Result<SqlPlace, ConfigError> {
+    fn sql(
+        &self,
+        name: &str,
+        uri: &str,
+        warehouse: Option<String>,
+        password: Option<String>,
+    ) -> Result<SqlPlace, ConfigError> {
         let Some(warehouse) = warehouse else {
             let message = format!("[catalog.{name}] lacks the key 'warehouse'");
             return Err((self.wrong)(name, message, "add warehouse = ...".to_owned()));
         };
-        let database = sqlite_path(uri).ok_or_else(|| {
-            let next = "write a path, or sqlite:////absolute/path.db; for a REST catalog write type = \"rest\"; \
-                        other databases are not supported yet";
-            let message = format!("[catalog.{name}] 'uri' is '{uri}', which is no SQLite database");
-            (self.wrong)(name, message, next.to_owned())
-        })?;
         let warehouse = if warehouse.contains("://") || warehouse.starts_with("file:") {
             warehouse
         } else {
             self.folder.join(&warehouse).display().to_string()
         };
+        if PostgresPlace::is_address(uri) {
+            let place = PostgresPlace::parse(uri, password.map(Secret::new)).map_err(|wrong| {
+                let WrongAddress { message, next } = wrong;
+                (self.wrong)(name, format!("[catalog.{name}] 'uri': {message}"), next)
+            })?;
+            return Ok(SqlPlace { database: place.into(), warehouse });
+        }
+        if password.is_some() {
+            let message = format!("[catalog.{name}] has 'password', which a SQLite file does not take");
+            return Err((self.wrong)(name, message, "remove it".to_owned()));
+        }
+        let path = sqlite_path(uri).ok_or_else(|| {
+            let next = "write a path, sqlite:////absolute/path.db, or postgresql://USER@HOST:5432/DATABASE; for a \
+                        REST catalog write type = \"rest\"; other databases are not supported yet";
+            let message = format!("[catalog.{name}] 'uri' is neither a SQLite nor a PostgreSQL database");
+            (self.wrong)(name, message, next.to_owned())
+        })?;
         let read_only =
             uri.split_once('?').is_some_and(|(_, query)| query.split('&').any(|p| p == "mode=ro"));
-        Ok(SqlPlace { database: self.folder.join(database), read_only, warehouse })
+        Ok(SqlPlace { database: DatabasePlace::File { path: self.folder.join(path), read_only }, warehouse })
     }
 }
 
@@ -248,8 +283,37 @@ header.X-Tenant = "a"
         let (text, _) = refused("[catalog.a]\ntype=\"sql\"\nuri=\"x\"\nwarehouse=\"w\"\ntoken=\"hunter2\"");
         assert_eq!(text, "/q/mergeberg.toml:1: [catalog.a] has 'token', which only a REST catalog has");
         let (text, next) = refused("[catalog.a]\ntype=\"sql\"\nuri=\"http://h\"\nwarehouse=\"w\"");
-        assert!(text.contains("'http://h', which is no SQLite database"), "{text}");
+        assert!(text.ends_with("'uri' is neither a SQLite nor a PostgreSQL database"), "{text}");
         assert!(next.contains("type = \"rest\""), "{next}");
+    }
+
+    #[test]
+    fn a_postgresql_catalog_has_an_address_and_a_password() {
+        let text = "[catalog.lake]\ntype = \"sql\"\nwarehouse = \"/w\"\nuri = ";
+        let place = |uri: &str, set: &[(&str, &str)]| {
+            let config = parse(&format!("{text}{uri:?}\n"), set).unwrap();
+            config.catalog(None).unwrap().sql().unwrap().database.clone()
+        };
+        let plain = place("postgresql://ann@h/lake", &[]);
+        assert_eq!(plain.to_string(), "postgresql://ann@h:5432/lake");
+        assert_eq!(place("jdbc:postgresql://h/lake?user=ann", &[]).to_string(), plain.to_string());
+        let secret = place("postgresql://ann@h/lake", &[("MERGEBERG_CATALOG_LAKE_PASSWORD", "hunter2")]);
+        assert_ne!(secret, plain);
+        assert!(!format!("{secret:?}").contains("hunter2"));
+
+        let refused = |rest: &str| parse(&format!("{text}{rest}"), &[]).unwrap_err();
+        let error = refused("\"postgresql://ann:hunter2@h/lake?ssl=true\"");
+        assert!(
+            error.to_string().ends_with("[catalog.lake] 'uri': its parameter 'ssl' is not known"),
+            "{error}"
+        );
+        assert!(error.next().contains("sslmode=verify-full"), "{}", error.next());
+        let error = refused("\"catalog.db\"\npassword = \"hunter2\"");
+        assert!(error.to_string().ends_with("'password', which a SQLite file does not take"), "{error}");
+        assert!(!format!("{error:?}").contains("hunter2"));
+        let rest = "[catalog.a]\ntype = \"rest\"\nuri = \"http://h\"\npassword = \"hunter2\"";
+        let error = parse(rest, &[]).unwrap_err();
+        assert!(error.to_string().contains("only a SQL catalog on a server has"), "{error}");
     }
 
     #[test]

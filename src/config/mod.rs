@@ -22,13 +22,18 @@ pub use against_table::{KnownTables, PolicyProblem, compare, tables_of};
 pub use catalogs::{CatalogConfig, CatalogPlace, SqlPlace, catalog_variable};
 pub use policies::{PolicyFolder, PolicySet};
 
+use crate::database::{PostgresPlace, WrongAddress};
+use crate::ledger::LedgerPlace;
 use crate::near::nearest;
+use crate::secret::Secret;
 use catalogs::{RawCatalog, Reader};
 
 pub const FILE_NAME: &str = "mergeberg.toml";
 
-/// Overrides `[ledger] path`.
+/// Overrides `[ledger] path` or `url`: a path, or an address of PostgreSQL.
 pub const ENV_LEDGER: &str = "MERGEBERG_LEDGER";
+/// Overrides `[ledger] password`.
+pub const ENV_LEDGER_PASSWORD: &str = "MERGEBERG_LEDGER_PASSWORD";
 /// Overrides `[policies] path`.
 pub const ENV_POLICIES: &str = "MERGEBERG_POLICIES";
 
@@ -43,7 +48,7 @@ const DEFAULT_LEASE_MS: i64 = 10_000;
 pub struct Config {
     /// The file itself.
     pub file: PathBuf,
-    pub ledger: PathBuf,
+    pub ledger: LedgerPlace,
     pub policies: PathBuf,
     pub worker: WorkerConfig,
     default_catalog: Option<String>,
@@ -117,6 +122,8 @@ struct RawConfig {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct RawLedger {
     path: Option<String>,
+    url: Option<String>,
+    password: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -208,12 +215,19 @@ impl Config {
                 "make 'lease' at least three times 'poll'",
             ));
         }
-        let ledger = environment(ENV_LEDGER).or(ledger.path).unwrap_or_else(|| DEFAULT_LEDGER.to_owned());
+        let wrong_ledger = |message: String, next: &str| {
+            let location = match toml_text::line_of_section(text, "[ledger]") {
+                Some(line) => format!("{shown}:{line}"),
+                None => shown.clone(),
+            };
+            ConfigError::Wrong { location, message, next: next.to_owned() }
+        };
+        let ledger = ledger_place(ledger, folder, &environment, wrong_ledger)?;
         let policies =
             environment(ENV_POLICIES).or(policies.path).unwrap_or_else(|| DEFAULT_POLICIES.to_owned());
         Ok(Self {
             file: file.to_owned(),
-            ledger: folder.join(ledger),
+            ledger,
             policies: folder.join(policies),
             worker,
             default_catalog,
@@ -244,6 +258,39 @@ impl Config {
                 }
             }
         }
+    }
+}
+
+fn ledger_place(
+    raw: RawLedger,
+    folder: &Path,
+    environment: &impl Fn(&str) -> Option<String>,
+    wrong: impl Fn(String, &str) -> ConfigError,
+) -> Result<LedgerPlace, ConfigError> {
+    let RawLedger { path, url, password } = raw;
+    let misplaced = password.is_some();
+    let password = environment(ENV_LEDGER_PASSWORD).or(password).map(Secret::new);
+    let (key, named) = match (environment(ENV_LEDGER), path, url) {
+        (Some(named), _, _) => (ENV_LEDGER, named),
+        (None, Some(_), Some(_)) => {
+            let message = "[ledger] has 'path' and 'url'".to_owned();
+            return Err(wrong(message, "keep 'path' for a SQLite file, or 'url' for PostgreSQL"));
+        }
+        (None, None, Some(url)) => ("url", url),
+        (None, path, None) => ("path", path.unwrap_or_else(|| DEFAULT_LEDGER.to_owned())),
+    };
+    let is_address = PostgresPlace::is_address(&named);
+    match (key, is_address) {
+        ("url", _) | (ENV_LEDGER, true) => match PostgresPlace::parse(&named, password) {
+            Ok(place) => Ok(LedgerPlace::Postgres(place)),
+            Err(WrongAddress { message, next }) => Err(wrong(format!("[ledger] '{key}': {message}"), &next)),
+        },
+        (_, true) => Err(wrong("[ledger] 'path' is an address of a server".to_owned(), "write it as 'url'")),
+        (_, false) if misplaced => Err(wrong(
+            "[ledger] has 'password', which a SQLite file does not take".to_owned(),
+            "remove it, or name a PostgreSQL database by 'url'",
+        )),
+        (_, false) => Ok(LedgerPlace::File(folder.join(named))),
     }
 }
 
@@ -291,13 +338,13 @@ warehouse = "warehouse"
     #[test]
     fn relative_paths_are_relative_to_the_file() {
         let config = parse(FULL).unwrap();
-        assert_eq!(config.ledger, Path::new("/q/state/queue.db"));
+        assert_eq!(config.ledger, LedgerPlace::from(Path::new("/q/state/queue.db")));
         assert_eq!(config.policies, Path::new("/etc/mergeberg/policies"));
         let prod = sql(&config, None);
-        assert_eq!(prod.database, Path::new("/srv/catalog.db"));
+        assert_eq!(prod.database.to_string(), "/srv/catalog.db");
         assert_eq!(prod.warehouse, "file:///srv/warehouse");
         let dev = sql(&config, Some("dev-1"));
-        assert_eq!(dev.database, Path::new("/q/dev.db"));
+        assert_eq!(dev.database.to_string(), "/q/dev.db");
         assert_eq!(dev.warehouse, "/q/warehouse");
         assert_eq!(config.worker.poll.ms, 250);
     }
@@ -305,7 +352,7 @@ warehouse = "warehouse"
     #[test]
     fn an_empty_file_has_defaults() {
         let config = parse("").unwrap();
-        assert_eq!(config.ledger, Path::new("/q/mergeberg.db"));
+        assert_eq!(config.ledger, LedgerPlace::from(Path::new("/q/mergeberg.db")));
         assert_eq!(config.policies, Path::new("/q/policies"));
         assert_eq!((config.worker.poll.ms, config.worker.lease.ms), (1_000, 10_000));
         assert!(matches!(config.catalog(None), Err(ConfigError::NoSuchCatalog { .. })));
@@ -323,11 +370,44 @@ warehouse = "warehouse"
             set.get(name).map(|value| (*value).to_owned())
         })
         .unwrap();
-        assert_eq!(config.ledger, Path::new("/tmp/other.db"));
+        assert_eq!(config.ledger, LedgerPlace::from(Path::new("/tmp/other.db")));
         assert_eq!(config.policies, Path::new("/q/there"));
         let dev = sql(&config, Some("dev-1"));
-        assert_eq!((dev.database.to_str(), dev.warehouse.as_str()), (Some("/tmp/c.db"), "/tmp/w"));
-        assert_eq!(sql(&config, Some("prod")).database, Path::new("/srv/catalog.db"));
+        assert_eq!((dev.database.to_string().as_str(), dev.warehouse.as_str()), ("/tmp/c.db", "/tmp/w"));
+        assert_eq!(sql(&config, Some("prod")).database.to_string(), "/srv/catalog.db");
+    }
+
+    #[test]
+    fn a_ledger_is_a_file_or_a_database_on_a_server() {
+        let read = |text: &str, set: &[(&str, &str)]| {
+            let set: BTreeMap<&str, &str> = set.iter().copied().collect();
+            Config::parse(Path::new("/q/mergeberg.toml"), text, |name| set.get(name).map(|v| (*v).to_owned()))
+                .map(|config| config.ledger)
+        };
+        let url = "[ledger]\nurl = \"postgresql://ann@h/queue\"\n";
+        let plain = read(url, &[]).unwrap();
+        assert_eq!(plain.to_string(), "postgresql://ann@h:5432/queue");
+        assert_eq!(read("", &[("MERGEBERG_LEDGER", "postgresql://ann@h/queue")]).unwrap(), plain);
+        let secret = read(&format!("{url}password = \"hunter2\"\n"), &[]).unwrap();
+        assert_eq!(read(url, &[("MERGEBERG_LEDGER_PASSWORD", "hunter2")]).unwrap(), secret);
+        assert_ne!(secret, plain);
+        assert!(!format!("{secret:?}").contains("hunter2"));
+        let file = [("MERGEBERG_LEDGER", "q.db"), ("MERGEBERG_LEDGER_PASSWORD", "hunter2")];
+        assert_eq!(read(url, &file).unwrap(), LedgerPlace::from(Path::new("/q/q.db")));
+
+        for (text, wrong, next) in [
+            ("path = \"q.db\"\nurl = \"postgresql://h/d\"", "has 'path' and 'url'", "keep 'path'"),
+            ("path = \"postgresql://h/d\"", "'path' is an address", "write it as 'url'"),
+            ("url = \"queue.db\"", "it is no address", "write postgresql://"),
+            ("path = \"q.db\"\npassword = \"hunter2\"", "has 'password'", "remove it"),
+            ("url = \"postgresql://ann:hunter2@h:x/d\"", "it cannot be read", "write postgresql://"),
+        ] {
+            let error = read(&format!("\n[ledger]\n{text}\n"), &[]).unwrap_err();
+            assert!(error.to_string().starts_with("/q/mergeberg.toml:2: [ledger] "), "{error}");
+            assert!(error.to_string().contains(wrong), "{error}");
+            assert!(error.next().starts_with(next), "{}", error.next());
+            assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+        }
     }
 
     #[test]
@@ -339,7 +419,7 @@ warehouse = "warehouse"
         assert_eq!(text, "/q/mergeberg.toml:3: unknown key 'url' in [catalog.a]");
         assert_eq!(
             next,
-            "did you mean 'uri'? known here: credential, header, oauth2-server-uri, scope, token, type, uri, warehouse"
+            "did you mean 'uri'? known here: credential, header, oauth2-server-uri, password, scope, token, type, uri, warehouse"
         );
         let (text, next) = message("[ledgr]\n");
         assert_eq!(text, "/q/mergeberg.toml:1: unknown key 'ledgr'");

@@ -46,6 +46,7 @@ const FILES: [&str; 7] = [
 ];
 const LOGS: &str = "logs";
 const CATALOG: &str = "demo";
+const LEDGER: &str = "mergeberg.db";
 /// Memory for decoded manifests of one writer, in bytes.
 const MANIFEST_CACHE_BYTES: usize = 16 << 20;
 
@@ -134,15 +135,14 @@ impl Folder {
             catalog_uri: "catalog.db".to_owned(),
             warehouse: "warehouse".to_owned(),
             name: CATALOG.to_owned(),
+            ledger: LEDGER.to_owned(),
         };
         init::init(&self.path, None, &args).await?;
         let config = read_config(&self.config_file())?;
         let policy = config.policies.join("flights.toml");
         std::fs::write(&policy, policy_text()).map_err(|e| unusable(&policy, &e))?;
         let (name, place) = place_of(&config)?;
-        let catalog =
-            SqlCatalog::create(name, &place.database.display().to_string(), &place.warehouse, system_clock())
-                .await?;
+        let catalog = SqlCatalog::create(name, &place.database, &place.warehouse, system_clock()).await?;
         make_tables(Arc::new(catalog)).await?;
         Ok(config)
     }
@@ -156,8 +156,7 @@ pub fn read_config(file: &Path) -> Result<Config, UserError> {
 /// Opens the demo's catalog, in whatever process of it.
 pub async fn open_catalog(config: &Config) -> Result<SqlCatalog, UserError> {
     let (name, place) = place_of(config)?;
-    let database = place.database.display().to_string();
-    Ok(SqlCatalog::open(name, &database, &place.warehouse, system_clock()).await?)
+    Ok(SqlCatalog::open(name, &place.database, &place.warehouse, system_clock()).await?)
 }
 
 /// Name and place of the demo's catalog, which `init` wrote.

@@ -411,15 +411,15 @@ impl Today {
         wanted: impl Fn(&[RequestRow]) -> bool,
     ) -> Result<Vec<RequestRow>, UserError> {
         let deadline = Instant::now() + WAIT_BOUND;
-        let mut watcher = self.ledger.watcher().await?;
+        let mut changes = self.ledger.change_counter().await?;
         loop {
             // Counter first: what is written after it is seen by the next look.
-            let seen = watcher.change_counter().await?;
+            let seen = changes.value().await?;
             let rows = self.requests().await?;
             if wanted(&rows) {
                 return Ok(rows);
             }
-            while watcher.change_counter().await? == seen {
+            while changes.value().await? == seen {
                 if let Some(worker) = self.worker.lock().await.as_mut() {
                     worker.check()?;
                 }

@@ -7,8 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mergeberg_kernel::ids::{Epoch, RequestId, SnapshotId, TrainId};
 use mergeberg_kernel::state::{RequestEvent, RequestState};
-use sqlx::QueryBuilder;
-use sqlx::sqlite::{Sqlite, SqliteConnection};
 
 use super::Ledger;
 use super::decode::{opt_to_json, to_json};
@@ -16,6 +14,7 @@ use super::error::LedgerError;
 use super::events::{EventKind, NewEvent, append};
 use super::leader::fence;
 use super::rows::RequestRow;
+use crate::database::{QueryBuilder, Transaction};
 
 /// Rows of one statement: SQLite takes 32,766 values.
 pub(super) const BATCH_ROWS: usize = 1_000;
@@ -130,7 +129,7 @@ impl Step<'_> {
 
 /// Takes the steps inside the caller's transaction.
 pub(super) async fn take(
-    conn: &mut SqliteConnection,
+    conn: &mut Transaction,
     steps: &[Step<'_>],
     now_ms: i64,
 ) -> Result<Vec<RequestRow>, LedgerError> {
@@ -190,9 +189,8 @@ pub(super) async fn take(
     let changed: Vec<&RequestRow> = rows.values().filter(|row| touched.contains(&row.id)).collect();
     update(conn, &changed).await?;
     for batch in attempts.chunks(BATCH_ROWS) {
-        let mut query = QueryBuilder::<Sqlite>::new(
-            "INSERT INTO merge_attempt (request, train, at_ms, state, reason, detail) ",
-        );
+        let mut query =
+            QueryBuilder::new("INSERT INTO merge_attempt (request, train, at_ms, state, reason, detail) ");
         query.push_values(batch, |mut values, (request, train, state, detail)| {
             values
                 .push_bind(request.0)
@@ -209,12 +207,12 @@ pub(super) async fn take(
 }
 
 async fn load(
-    conn: &mut SqliteConnection,
+    conn: &mut Transaction,
     ids: &[RequestId],
 ) -> Result<BTreeMap<RequestId, RequestRow>, LedgerError> {
     let mut rows = BTreeMap::new();
     for batch in ids.chunks(BATCH_ROWS) {
-        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM merge_request WHERE id IN (");
+        let mut query = QueryBuilder::new("SELECT * FROM merge_request WHERE id IN (");
         let mut list = query.separated(", ");
         for id in batch {
             list.push_bind(id.0);
@@ -228,13 +226,13 @@ async fn load(
     Ok(rows)
 }
 
-async fn update(conn: &mut SqliteConnection, rows: &[&RequestRow]) -> Result<(), LedgerError> {
+async fn update(conn: &mut Transaction, rows: &[&RequestRow]) -> Result<(), LedgerError> {
     for batch in rows.chunks(BATCH_ROWS) {
         let mut details = Vec::with_capacity(batch.len());
         for row in batch {
             details.push(row.detail.as_ref().map(to_json).transpose()?);
         }
-        let mut query = QueryBuilder::<Sqlite>::new(
+        let mut query = QueryBuilder::new(
             "WITH change (id, state, reason, classification, admitted_at_ms, ended_at_ms, attempts, train,
                  landed_snapshot, detail) AS (",
         );
@@ -302,16 +300,25 @@ mod tests {
     use mergeberg_kernel::reason::ReasonCode;
     use serde_json::json;
 
-    use super::super::testing::{enqueue, open};
+    use super::super::testing::{Home, enqueue, on_each_database, succeed};
     use super::*;
+
+    on_each_database! {
+        a_train_is_admitted_staged_and_checked,
+        one_wrong_event_undoes_the_whole_train,
+        holding_twice_for_one_reason_leaves_one_attempt,
+        landing_has_no_other_door_than_its_intent,
+        a_lost_epoch_writes_nothing,
+        every_final_state_says_when_and_is_told,
+        fifty_requests_are_one_small_transaction,
+    }
 
     fn change(request: RequestId, event: RequestEvent) -> Change {
         Change::new(request, event)
     }
 
-    #[tokio::test]
-    async fn a_train_is_admitted_staged_and_checked() {
-        let (_folder, ledger) = open().await;
+    async fn a_train_is_admitted_staged_and_checked(home: &Home) {
+        let ledger = home.ledger().await;
         let ids = [enqueue(&ledger, "ingest/a", 1).await, enqueue(&ledger, "ingest/b", 2).await];
         let train = TrainId::new("t1");
         let admit = |id| Change {
@@ -345,9 +352,8 @@ mod tests {
         assert_eq!((last.state, last.train), (RequestState::Queued, Some(train)));
     }
 
-    #[tokio::test]
-    async fn one_wrong_event_undoes_the_whole_train() {
-        let (_folder, ledger) = open().await;
+    async fn one_wrong_event_undoes_the_whole_train(home: &Home) {
+        let ledger = home.ledger().await;
         let ids = [enqueue(&ledger, "ingest/a", 1).await, enqueue(&ledger, "ingest/b", 2).await];
         let changes = [change(ids[0], RequestEvent::Admit), change(ids[1], RequestEvent::Stage)];
         let error = ledger.apply(None, &changes, 10).await.unwrap_err();
@@ -361,9 +367,8 @@ mod tests {
         assert_eq!(ledger.request(ids[0]).await.unwrap().state, RequestState::Queued);
     }
 
-    #[tokio::test]
-    async fn holding_twice_for_one_reason_leaves_one_attempt() {
-        let (_folder, ledger) = open().await;
+    async fn holding_twice_for_one_reason_leaves_one_attempt(home: &Home) {
+        let ledger = home.ledger().await;
         let id = enqueue(&ledger, "ingest/a", 1).await;
         let hold = |reason, behind: i64| Change {
             detail: Some(json!({ "behind": behind })),
@@ -381,9 +386,8 @@ mod tests {
         assert_eq!(ledger.events_since(0, 100).await.unwrap().len(), events + 1);
     }
 
-    #[tokio::test]
-    async fn landing_has_no_other_door_than_its_intent() {
-        let (_folder, ledger) = open().await;
+    async fn landing_has_no_other_door_than_its_intent(home: &Home) {
+        let ledger = home.ledger().await;
         let id = enqueue(&ledger, "ingest/a", 1).await;
         for event in [RequestEvent::WriteIntent, RequestEvent::LoseAnswer, RequestEvent::Land] {
             let error = ledger.apply(None, &[change(id, event)], 10).await.unwrap_err();
@@ -391,12 +395,11 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_lost_epoch_writes_nothing() {
-        let (_folder, ledger) = open().await;
+    async fn a_lost_epoch_writes_nothing(home: &Home) {
+        let ledger = home.ledger().await;
         let id = enqueue(&ledger, "ingest/a", 1).await;
         let old = ledger.lead("one", 10, 100).await.unwrap().unwrap();
-        let new = ledger.lead("two", 10, 200).await.unwrap().unwrap();
+        let new = succeed(&ledger, "two", 10, 200).await;
         let admit = [change(id, RequestEvent::Admit)];
         let error = ledger.apply(Some(old), &admit, 201).await.unwrap_err();
         assert!(matches!(&error, LedgerError::Deposed { epoch, .. } if *epoch == old), "{error}");
@@ -405,9 +408,8 @@ mod tests {
         ledger.apply(Some(new), &admit, 202).await.unwrap();
     }
 
-    #[tokio::test]
-    async fn every_final_state_says_when_and_is_told() {
-        let (_folder, ledger) = open().await;
+    async fn every_final_state_says_when_and_is_told(home: &Home) {
+        let ledger = home.ledger().await;
         let cases = [
             (RequestEvent::Refuse(ReasonCode::Conflict), EventKind::Refused),
             (RequestEvent::Withdraw(ReasonCode::BranchGone), EventKind::Withdrawn),
@@ -425,9 +427,8 @@ mod tests {
     }
 
     /// No benchmark: the bound is a hundred times what a debug build takes.
-    #[tokio::test]
-    async fn fifty_requests_are_one_small_transaction() {
-        let (_folder, ledger) = open().await;
+    async fn fifty_requests_are_one_small_transaction(home: &Home) {
+        let ledger = home.ledger().await;
         let mut admit = Vec::new();
         let mut give_back = Vec::new();
         for pinned in 0..50 {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::Ledger;
 use super::decode::Fields;
 use super::error::LedgerError;
+use crate::database::query;
 
 impl Ledger {
     /// Keeps what was found out; what could not be found out this time stays as it was known.
@@ -16,16 +17,16 @@ impl Ledger {
     ) -> Result<(), LedgerError> {
         let mut tx = self.begin().await?;
         for (capability, able) in found {
-            sqlx::query(
+            query(
                 "INSERT INTO catalog_capability (catalog, capability, able, found_at_ms) VALUES ($1, $2, $3, $4)
                  ON CONFLICT (catalog, capability)
                  DO UPDATE SET able = excluded.able, found_at_ms = excluded.found_at_ms",
             )
             .bind(catalog)
-            .bind(capability)
+            .bind(*capability)
             .bind(i64::from(*able))
             .bind(now_ms)
-            .execute(&mut *tx)
+            .execute(&mut tx)
             .await?;
         }
         tx.commit().await?;
@@ -34,7 +35,7 @@ impl Ledger {
 
     /// What was found last, by the capability's word; empty when nobody has tried.
     pub async fn capabilities(&self, catalog: &str) -> Result<BTreeMap<String, bool>, LedgerError> {
-        let rows = sqlx::query("SELECT capability, able FROM catalog_capability WHERE catalog = $1")
+        let rows = query("SELECT capability, able FROM catalog_capability WHERE catalog = $1")
             .bind(catalog)
             .fetch_all(&self.readers)
             .await?;
@@ -49,11 +50,14 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::open;
+    use super::super::testing::{Home, on_each_database};
 
-    #[tokio::test]
-    async fn the_last_finding_counts_and_each_catalog_has_its_own() {
-        let (_folder, ledger) = open().await;
+    on_each_database! {
+        the_last_finding_counts_and_each_catalog_has_its_own,
+    }
+
+    async fn the_last_finding_counts_and_each_catalog_has_its_own(home: &Home) {
+        let ledger = home.ledger().await;
         assert!(ledger.capabilities("lake").await.unwrap().is_empty());
 
         ledger.record_capabilities("lake", &[("a", true), ("b", false)].into(), 1).await.unwrap();

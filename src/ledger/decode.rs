@@ -4,10 +4,9 @@ use mergeberg_kernel::ids::{RefName, SnapshotId, TableName, TableUuid};
 use mergeberg_kernel::reason::ReasonCode;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sqlx::Row as _;
-use sqlx::sqlite::{Sqlite, SqliteRow};
 
 use super::error::LedgerError;
+use crate::database::{Column, Row};
 
 /// A closed list of words, as stored and shown.
 macro_rules! words {
@@ -43,16 +42,16 @@ pub(super) use words;
 pub(super) struct Fields<'r> {
     table: &'static str,
     id: String,
-    row: &'r SqliteRow,
+    row: &'r Row,
 }
 
 impl<'r> Fields<'r> {
     /// `key` is the column (a number or a text) that tells people which row it is.
-    pub fn new(table: &'static str, key: &str, row: &'r SqliteRow) -> Self {
+    pub fn new(table: &'static str, key: &str, row: &'r Row) -> Self {
         let id = row
-            .try_get::<i64, _>(key)
+            .try_get::<i64>(key)
             .map(|id| id.to_string())
-            .or_else(|_| row.try_get::<String, _>(key))
+            .or_else(|_| row.try_get::<String>(key))
             .unwrap_or_else(|_| format!("without a readable {key}"));
         Self { table, id, row }
     }
@@ -61,10 +60,7 @@ impl<'r> Fields<'r> {
         LedgerError::Row { table: self.table, id: self.id.clone(), what: what.into() }
     }
 
-    pub fn get<T>(&self, column: &str) -> Result<T, LedgerError>
-    where
-        T: sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite>,
-    {
+    pub fn get<T: Column>(&self, column: &str) -> Result<T, LedgerError> {
         self.row.try_get(column).map_err(|e| self.wrong(format!("{column}: {e}")))
     }
 
@@ -142,7 +138,7 @@ pub(super) fn opt_to_json(value: Option<&serde_json::Value>) -> Result<Option<St
     value.map(to_json).transpose()
 }
 
-/// A count as SQLite stores it. Counts beyond 2^63 are clamped: they are for people.
+/// A count as it is stored. Counts beyond 2^63 are clamped: they are for people.
 pub(super) fn count(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

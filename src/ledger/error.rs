@@ -1,6 +1,5 @@
 //! What can go wrong in the ledger, and what a caller does about it.
 
-use std::path::Path;
 use std::time::Duration;
 
 use mergeberg_kernel::ids::{Epoch, IntentId, RefName, RequestId, ReviewId, SnapshotId, TableUuid, TrainId};
@@ -10,8 +9,10 @@ use mergeberg_kernel::state::{RequestState, TransitionError};
 use super::landing::LandingState;
 use super::leader::LeaderRow;
 use super::open::MIGRATE_COMMAND;
+use super::place::LedgerPlace;
 use super::structure::ReviewWord;
 use super::trains::TrainStatus;
+use crate::database::{Trouble, plain};
 
 /// How long one statement waits for another process's lock.
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -38,7 +39,7 @@ pub enum LedgerError {
     Newer { path: String, version: i64 },
     #[error("migration {version} of the ledger at {path} is not the one of this release; restore a backup")]
     Altered { path: String, version: i64 },
-    #[error("{path} is another application's database; name another file as ledger in mergeberg.toml")]
+    #[error("{path} is another application's database; name another as ledger in mergeberg.toml")]
     Foreign { path: String },
     #[error(
         "the ledger{at} cannot be used: {source}; restore the file from a backup, or name another in \
@@ -47,6 +48,14 @@ pub enum LedgerError {
     Unusable {
         /// ` at <path>`, or empty where the path is not at hand.
         at: String,
+        source: sqlx::Error,
+    },
+    /// On PostgreSQL.
+    #[error("the ledger{at} cannot be used: {}; {}", plain(source), trouble.next())]
+    Server {
+        /// ` at <address>`, or empty where the address is not at hand.
+        at: String,
+        trouble: Trouble,
         source: sqlx::Error,
     },
     #[error("the ledger's migrations cannot be applied: {0}")]
@@ -128,7 +137,9 @@ pub enum LedgerFault {
 impl LedgerError {
     pub fn fault(&self) -> LedgerFault {
         match self {
-            Self::Busy | Self::Database(_) => LedgerFault::Retry,
+            Self::Busy | Self::Database(_) | Self::Server { trouble: Trouble::Unreachable, .. } => {
+                LedgerFault::Retry
+            }
             Self::Deposed { .. } => LedgerFault::StepDown,
             Self::Missing { .. }
             | Self::Pending { .. }
@@ -136,6 +147,7 @@ impl LedgerError {
             | Self::Altered { .. }
             | Self::Foreign { .. }
             | Self::Unusable { .. }
+            | Self::Server { .. }
             | Self::Migrate(_)
             | Self::Row { .. } => LedgerFault::Unusable,
             Self::Encode(_)
@@ -171,10 +183,13 @@ impl LedgerError {
         }
     }
 
-    /// Names the file in an error that does not know it.
-    pub(super) fn at(self, path: &Path) -> Self {
+    /// Names the ledger in an error that does not know it.
+    pub(super) fn at(self, place: &LedgerPlace) -> Self {
         match self {
-            Self::Unusable { source, .. } => Self::Unusable { at: format!(" at {}", path.display()), source },
+            Self::Unusable { source, .. } => Self::Unusable { at: format!(" at {place}"), source },
+            Self::Server { trouble, source, .. } => {
+                Self::Server { at: format!(" at {place}"), trouble, source }
+            }
             other => other,
         }
     }
@@ -191,7 +206,12 @@ impl From<sqlx::Error> for LedgerError {
             Some(_) => Self::Database(source),
             // The single writer connection stayed taken: as good as a lock.
             None if matches!(source, sqlx::Error::PoolTimedOut) => Self::Busy,
-            None => Self::Database(source),
+            None => match Trouble::of(&source) {
+                Trouble::Busy => Self::Busy,
+                Trouble::Constraint => Self::Constraint(source),
+                Trouble::Other => Self::Database(source),
+                trouble => Self::Server { at: String::new(), trouble, source },
+            },
         }
     }
 }
@@ -207,8 +227,10 @@ const SQLITE_NOTADB: i64 = 26;
 /// Extended codes carry their primary code in the low byte.
 const PRIMARY_MASK: i64 = 0xff;
 
+/// `None`: no error of SQLite.
 fn primary_code(error: &sqlx::Error) -> Option<i64> {
-    let code = error.as_database_error()?.code()?;
+    let error = error.as_database_error()?.try_downcast_ref::<sqlx::sqlite::SqliteError>()?;
+    let code = sqlx::error::DatabaseError::code(error)?;
     code.parse::<i64>().ok().map(|code| code & PRIMARY_MASK)
 }
 
@@ -216,7 +238,7 @@ pub(super) fn is_unique_violation(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(|e| e.is_unique_violation())
 }
 
-/// Tries of something that a busy file stopped before it did anything.
+/// Tries of something that another's lock stopped before it did anything.
 #[derive(Default)]
 pub(super) struct BusyTries {
     failed: u32,

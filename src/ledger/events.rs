@@ -3,14 +3,13 @@
 
 use mergeberg_kernel::ids::{RequestId, TableName};
 use serde::Serialize;
-use sqlx::QueryBuilder;
-use sqlx::sqlite::{Sqlite, SqliteConnection};
 
 use super::Ledger;
 use super::apply::BATCH_ROWS;
 use super::decode::{Fields, opt_to_json, words};
 use super::error::LedgerError;
 use super::rows::RequestRow;
+use crate::database::{QueryBuilder, Transaction, query};
 
 words! {
     EventKind {
@@ -60,7 +59,7 @@ pub struct EventRow {
 impl Ledger {
     /// Events after `id`, oldest first. Ids grow in the order of commits, since writers take turns.
     pub async fn events_since(&self, id: i64, limit: u32) -> Result<Vec<EventRow>, LedgerError> {
-        let rows = sqlx::query("SELECT * FROM event WHERE id > $1 ORDER BY id LIMIT $2")
+        let rows = query("SELECT * FROM event WHERE id > $1 ORDER BY id LIMIT $2")
             .bind(id)
             .bind(limit)
             .fetch_all(&self.readers)
@@ -105,7 +104,7 @@ impl NewEvent {
 }
 
 pub(super) async fn append(
-    conn: &mut SqliteConnection,
+    conn: &mut Transaction,
     events: &[NewEvent],
     now_ms: i64,
 ) -> Result<(), LedgerError> {
@@ -115,7 +114,7 @@ pub(super) async fn append(
             data.push(opt_to_json(event.data.as_ref())?);
         }
         let mut query =
-            QueryBuilder::<Sqlite>::new("INSERT INTO event (at_ms, kind, request, table_name, text, data) ");
+            QueryBuilder::new("INSERT INTO event (at_ms, kind, request, table_name, text, data) ");
         query.push_values(batch.iter().zip(&data), |mut values, (event, data)| {
             values
                 .push_bind(now_ms)
@@ -132,12 +131,16 @@ pub(super) async fn append(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{enqueue, open};
+    use super::super::testing::{Home, enqueue, on_each_database};
     use super::*;
 
-    #[tokio::test]
-    async fn events_are_read_on_from_the_last_one_seen() {
-        let (_folder, ledger) = open().await;
+    on_each_database! {
+        events_are_read_on_from_the_last_one_seen,
+        attempts_and_events_are_append_only,
+    }
+
+    async fn events_are_read_on_from_the_last_one_seen(home: &Home) {
+        let ledger = home.ledger().await;
         let one = enqueue(&ledger, "ingest/a", 1).await;
         let two = enqueue(&ledger, "ingest/b", 2).await;
         let first = ledger.events_since(0, 1).await.unwrap();
@@ -147,13 +150,12 @@ mod tests {
         assert_eq!(rest.iter().map(|event| event.request).collect::<Vec<_>>(), [Some(two)]);
     }
 
-    #[tokio::test]
-    async fn attempts_and_events_are_append_only() {
-        let (_folder, ledger) = open().await;
+    async fn attempts_and_events_are_append_only(home: &Home) {
+        let ledger = home.ledger().await;
         enqueue(&ledger, "ingest/a", 1).await;
-        let mut tx = ledger.begin().await.unwrap();
         for sql in ["UPDATE event SET text = 'x'", "UPDATE merge_attempt SET state = 'landed'"] {
-            let error = sqlx::query(sql).execute(&mut *tx).await.unwrap_err();
+            let mut tx = ledger.begin().await.unwrap();
+            let error = query(sql).execute(&mut tx).await.unwrap_err();
             assert!(error.to_string().contains("append only"), "{error}");
         }
     }

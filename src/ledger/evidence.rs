@@ -5,13 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use mergeberg_kernel::evidence::{CheckResult, Evidence};
 use mergeberg_kernel::ids::{Digest, RequestId, SnapshotId, TrainId};
 use serde::Serialize;
-use sqlx::QueryBuilder;
-use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
 
 use super::Ledger;
 use super::apply::BATCH_ROWS;
 use super::decode::{Fields, count, to_json};
 use super::error::LedgerError;
+use crate::database::{QueryBuilder, Row, Transaction, query};
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvidenceRow {
@@ -24,7 +23,7 @@ pub struct EvidenceRow {
 }
 
 impl EvidenceRow {
-    fn decode(row: &SqliteRow, requests: Vec<RequestId>) -> Result<Self, LedgerError> {
+    fn decode(row: &Row, requests: Vec<RequestId>) -> Result<Self, LedgerError> {
         let f = Fields::new("evidence", "id", row);
         let evidence = Evidence {
             candidate: f.snapshot("candidate")?,
@@ -77,10 +76,8 @@ impl Ledger {
     ) -> Result<(), LedgerError> {
         let mut tx = self.begin_progress().await?;
         // This transaction holds the write lock, so nobody else takes the ids after the last one.
-        let last: Option<i64> = sqlx::query_scalar("SELECT seq FROM sqlite_sequence WHERE name = 'evidence'")
-            .fetch_optional(&mut *tx)
-            .await?;
-        let first = last.unwrap_or_default() + 1;
+        let last: i64 = query("SELECT COALESCE(MAX(id), 0) FROM evidence").scalar(&mut tx).await?;
+        let first = last + 1;
         let numbered: Vec<(i64, &Evidence)> = (first..).zip(evidence.iter().map(|(_, e)| e)).collect();
         for batch in numbered.chunks(BATCH_ROWS) {
             insert(&mut tx, train, batch, now_ms).await?;
@@ -90,12 +87,11 @@ impl Ledger {
             links.extend((0..).zip(requests).map(|(position, request)| (id, position, *request)));
         }
         for batch in links.chunks(BATCH_ROWS) {
-            let mut query =
-                QueryBuilder::<Sqlite>::new("INSERT INTO evidence_request (evidence, position, request) ");
+            let mut query = QueryBuilder::new("INSERT INTO evidence_request (evidence, position, request) ");
             query.push_values(batch, |mut values, (id, position, request)| {
                 values.push_bind(*id).push_bind(*position).push_bind(request.0);
             });
-            query.build().execute(&mut *tx).await?;
+            query.build().execute(&mut tx).await?;
         }
         tx.commit().await?;
         Ok(())
@@ -107,17 +103,17 @@ impl Ledger {
         candidate: SnapshotId,
     ) -> Result<Vec<EvidenceRow>, LedgerError> {
         let mut tx = self.reading().await?;
-        let rows = sqlx::query("SELECT * FROM evidence WHERE candidate = $1 ORDER BY id")
+        let rows = query("SELECT * FROM evidence WHERE candidate = $1 ORDER BY id")
             .bind(candidate.0)
-            .fetch_all(&mut *tx)
+            .fetch_all(&mut tx)
             .await?;
-        let links = sqlx::query(
+        let links = query(
             "SELECT evidence, request FROM evidence_request
              WHERE evidence IN (SELECT id FROM evidence WHERE candidate = $1)
              ORDER BY evidence, position",
         )
         .bind(candidate.0)
-        .fetch_all(&mut *tx)
+        .fetch_all(&mut tx)
         .await?;
         with_requests(&rows, &links)
     }
@@ -125,26 +121,26 @@ impl Ledger {
     /// Evidence that speaks for a request, of all its attempts, oldest first.
     pub async fn evidence_of_request(&self, request: RequestId) -> Result<Vec<EvidenceRow>, LedgerError> {
         let mut tx = self.reading().await?;
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT * FROM evidence
              WHERE id IN (SELECT evidence FROM evidence_request WHERE request = $1) ORDER BY id",
         )
         .bind(request.0)
-        .fetch_all(&mut *tx)
+        .fetch_all(&mut tx)
         .await?;
-        let links = sqlx::query(
+        let links = query(
             "SELECT evidence, request FROM evidence_request
              WHERE evidence IN (SELECT evidence FROM evidence_request WHERE request = $1)
              ORDER BY evidence, position",
         )
         .bind(request.0)
-        .fetch_all(&mut *tx)
+        .fetch_all(&mut tx)
         .await?;
         with_requests(&rows, &links)
     }
 }
 
-fn with_requests(rows: &[SqliteRow], links: &[SqliteRow]) -> Result<Vec<EvidenceRow>, LedgerError> {
+fn with_requests(rows: &[Row], links: &[Row]) -> Result<Vec<EvidenceRow>, LedgerError> {
     let mut requests: BTreeMap<i64, Vec<RequestId>> = BTreeMap::new();
     for link in links {
         let f = Fields::new("evidence_request", "evidence", link);
@@ -159,7 +155,7 @@ fn with_requests(rows: &[SqliteRow], links: &[SqliteRow]) -> Result<Vec<Evidence
 }
 
 async fn insert(
-    conn: &mut SqliteConnection,
+    conn: &mut Transaction,
     train: &TrainId,
     batch: &[(i64, &Evidence)],
     now_ms: i64,
@@ -169,7 +165,7 @@ async fn insert(
         let Evidence { measured, sample, violations, .. } = evidence;
         texts.push([to_json(measured)?, to_json(sample)?, to_json(violations)?]);
     }
-    let mut query = QueryBuilder::<Sqlite>::new(
+    let mut query = QueryBuilder::new(
         "INSERT INTO evidence (id, train, candidate, check_id, definition, policy, result, code, error, scope,
              measured, sample, violations, rows_scanned, bytes_scanned, duration_ms, engine, at_ms) ",
     );
@@ -224,14 +220,14 @@ async fn insert(
 /// The first required (candidate, check) whose latest evidence is not a pass (promise 2). The latest counts:
 /// a check that could not run may pass when it is tried again, and a pass is void once the same check fails.
 pub(super) async fn first_missing(
-    conn: &mut SqliteConnection,
+    conn: &mut Transaction,
     required: &[(SnapshotId, String)],
 ) -> Result<Option<(SnapshotId, String)>, LedgerError> {
     let candidates: BTreeSet<i64> = required.iter().map(|(candidate, _)| candidate.0).collect();
     let candidates: Vec<i64> = candidates.into_iter().collect();
     let mut passed: BTreeMap<(SnapshotId, String), bool> = BTreeMap::new();
     for batch in candidates.chunks(BATCH_ROWS) {
-        let mut query = QueryBuilder::<Sqlite>::new(
+        let mut query = QueryBuilder::new(
             "SELECT id, candidate, check_id, result, code, error FROM evidence WHERE candidate IN (",
         );
         let mut list = query.separated(", ");
@@ -254,12 +250,17 @@ mod tests {
     use mergeberg_kernel::reason::ReasonCode;
 
     use super::super::LedgerFault;
-    use super::super::testing::{enqueue, evidence, open};
+    use super::super::testing::{Home, enqueue, evidence, on_each_database};
     use super::*;
 
-    #[tokio::test]
-    async fn evidence_is_read_back_by_candidate_and_by_request() {
-        let (_folder, ledger) = open().await;
+    on_each_database! {
+        evidence_is_read_back_by_candidate_and_by_request,
+        evidence_for_a_request_that_is_not_there_is_refused,
+        the_latest_result_of_a_check_counts,
+    }
+
+    async fn evidence_is_read_back_by_candidate_and_by_request(home: &Home) {
+        let ledger = home.ledger().await;
         let a = enqueue(&ledger, "ingest/a", 1).await;
         let b = enqueue(&ledger, "ingest/b", 2).await;
         let train = TrainId::new("t1");
@@ -293,18 +294,16 @@ mod tests {
         assert_eq!(of_b, [rows[0].clone(), rows[2].clone()]);
     }
 
-    #[tokio::test]
-    async fn evidence_for_a_request_that_is_not_there_is_refused() {
-        let (_folder, ledger) = open().await;
+    async fn evidence_for_a_request_that_is_not_there_is_refused(home: &Home) {
+        let ledger = home.ledger().await;
         let rows = [(vec![RequestId(99)], evidence(12, "keys"))];
         let error = ledger.record_evidence(&TrainId::new("t1"), &rows, 5).await.unwrap_err();
         assert_eq!(error.fault(), LedgerFault::Refused, "{error}");
         assert_eq!(ledger.evidence_of_candidate(SnapshotId(12)).await.unwrap(), []);
     }
 
-    #[tokio::test]
-    async fn the_latest_result_of_a_check_counts() {
-        let (_folder, ledger) = open().await;
+    async fn the_latest_result_of_a_check_counts(home: &Home) {
+        let ledger = home.ledger().await;
         let train = TrainId::new("t1");
         let required = [(SnapshotId(12), "keys".to_owned())];
         let missing = async || {

@@ -2,13 +2,13 @@
 
 use mergeberg_kernel::ids::{Principal, RefName, SnapshotId, TableName, TableUuid};
 use serde::Serialize;
-use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::decode::{Fields, opt_to_json, words};
 use super::error::LedgerError;
 use super::events::{EventKind, NewEvent, append};
 use super::landing::Intent;
 use super::{Ledger, wake};
+use crate::database::{Row, Transaction, query};
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TargetHead {
@@ -59,7 +59,7 @@ impl TargetHead {
         self.last_landed_head.or(self.baseline)
     }
 
-    fn decode(row: &SqliteRow) -> Result<Self, LedgerError> {
+    fn decode(row: &Row) -> Result<Self, LedgerError> {
         let f = Fields::new("target_head", "table_uuid", row);
         let by: Option<String> = f.get("adopted_by")?;
         let at_ms: Option<i64> = f.get("adopted_at_ms")?;
@@ -82,7 +82,7 @@ impl TargetHead {
 }
 
 impl ForeignRow {
-    fn decode(row: &SqliteRow) -> Result<Self, LedgerError> {
+    fn decode(row: &Row) -> Result<Self, LedgerError> {
         let f = Fields::new("foreign_snapshot", "snapshot_id", row);
         Ok(Self {
             table: f.table_name()?,
@@ -103,7 +103,7 @@ impl Ledger {
         table_uuid: &TableUuid,
         target: &RefName,
     ) -> Result<Option<TargetHead>, LedgerError> {
-        let row = sqlx::query("SELECT * FROM target_head WHERE table_uuid = $1 AND target = $2")
+        let row = query("SELECT * FROM target_head WHERE table_uuid = $1 AND target = $2")
             .bind(table_uuid.as_str())
             .bind(target.as_str())
             .fetch_optional(&self.readers)
@@ -114,7 +114,7 @@ impl Ledger {
     /// Every target that the queue knows, for the report.
     pub async fn target_heads(&self) -> Result<Vec<TargetHead>, LedgerError> {
         let sql = "SELECT * FROM target_head ORDER BY table_name, target, table_uuid";
-        let rows = sqlx::query(sql).fetch_all(&self.readers).await?;
+        let rows = query(sql).fetch_all(&self.readers).await?;
         rows.iter().map(TargetHead::decode).collect()
     }
 
@@ -127,7 +127,7 @@ impl Ledger {
         head: Option<SnapshotId>,
     ) -> Result<(), LedgerError> {
         let mut tx = self.begin().await?;
-        sqlx::query(
+        query(
             "INSERT INTO target_head (table_uuid, target, table_name, baseline, last_known_head)
              VALUES ($1, $2, $3, $4, $4)
              ON CONFLICT (table_uuid, target) DO UPDATE
@@ -137,7 +137,7 @@ impl Ledger {
         .bind(target.as_str())
         .bind(table.to_string())
         .bind(head.map(|id| id.0))
-        .execute(&mut *tx)
+        .execute(&mut tx)
         .await?;
         tx.commit().await?;
         Ok(())
@@ -157,7 +157,7 @@ impl Ledger {
         now_ms: i64,
     ) -> Result<(), LedgerError> {
         let mut tx = self.begin().await?;
-        sqlx::query(
+        query(
             "INSERT INTO target_head (table_uuid, target, table_name, baseline, last_known_head, adopted_by,
                  adopted_at_ms, adopted_reason)
              VALUES ($1, $2, $3, $4, $4, $5, $6, $7)
@@ -174,7 +174,7 @@ impl Ledger {
         .bind(by.as_str())
         .bind(now_ms)
         .bind(reason)
-        .execute(&mut *tx)
+        .execute(&mut tx)
         .await?;
         let text = format!("{by} adopted {head} as head of {target} of {table}: {reason}");
         append(&mut tx, &[NewEvent::of_table(EventKind::HeadAdopted, table, text)], now_ms).await?;
@@ -207,7 +207,7 @@ impl Ledger {
         let mut new = 0;
         for row in rows {
             let ForeignRow { table, table_uuid, target, snapshot, kind, proof, text, seen_at_ms } = row;
-            let inserted = sqlx::query(
+            let inserted = query(
                 "INSERT INTO foreign_snapshot (table_uuid, target, snapshot_id, table_name, kind, proof, text,
                      seen_at_ms)
                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
@@ -221,9 +221,9 @@ impl Ledger {
             .bind(opt_to_json(proof.as_ref())?)
             .bind(text)
             .bind(*seen_at_ms)
-            .execute(&mut *tx)
+            .execute(&mut tx)
             .await?;
-            if inserted.rows_affected() == 0 {
+            if inserted == 0 {
                 continue;
             }
             new += 1;
@@ -245,7 +245,7 @@ impl Ledger {
         table_uuid: &TableUuid,
         target: &RefName,
     ) -> Result<Vec<ForeignRow>, LedgerError> {
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT * FROM foreign_snapshot WHERE table_uuid = $1 AND target = $2
              ORDER BY seen_at_ms, snapshot_id",
         )
@@ -258,8 +258,8 @@ impl Ledger {
 }
 
 /// Part of a receipt: the target's head is the tail.
-pub(super) async fn landed(conn: &mut SqliteConnection, intent: &Intent) -> Result<(), LedgerError> {
-    sqlx::query(
+pub(super) async fn landed(conn: &mut Transaction, intent: &Intent) -> Result<(), LedgerError> {
+    query(
         "INSERT INTO target_head (table_uuid, target, table_name, baseline, last_known_head, last_landed_head)
          VALUES ($1, $2, $3, $4, $5, $5)
          ON CONFLICT (table_uuid, target) DO UPDATE
@@ -277,12 +277,16 @@ pub(super) async fn landed(conn: &mut SqliteConnection, intent: &Intent) -> Resu
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{new_request, open};
+    use super::super::testing::{Home, new_request, on_each_database};
     use super::*;
 
-    #[tokio::test]
-    async fn the_first_head_is_the_baseline_until_one_is_adopted() {
-        let (_folder, ledger) = open().await;
+    on_each_database! {
+        the_first_head_is_the_baseline_until_one_is_adopted,
+        a_foreign_commit_is_recorded_and_told_once,
+    }
+
+    async fn the_first_head_is_the_baseline_until_one_is_adopted(home: &Home) {
+        let ledger = home.ledger().await;
         let new = new_request("ingest/a", 1);
         let (table, uuid, main) = (&new.table, &new.table_uuid, RefName::main());
         assert_eq!(ledger.target_head(uuid, &main).await.unwrap(), None);
@@ -303,9 +307,8 @@ mod tests {
         assert_eq!(ledger.target_heads().await.unwrap(), [row]);
     }
 
-    #[tokio::test]
-    async fn a_foreign_commit_is_recorded_and_told_once() {
-        let (_folder, ledger) = open().await;
+    async fn a_foreign_commit_is_recorded_and_told_once(home: &Home) {
+        let ledger = home.ledger().await;
         let new = new_request("ingest/a", 1);
         let bypass = ForeignRow {
             table: new.table.clone(),

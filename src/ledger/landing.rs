@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use mergeberg_kernel::ids::{Epoch, IntentId, RefName, RequestId, SnapshotId, TableName, TableUuid, TrainId};
 use mergeberg_kernel::state::{RequestEvent, RequestState};
 use serde::{Deserialize, Serialize};
-use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::Ledger;
 use super::apply::{Step, take};
@@ -20,6 +19,7 @@ use super::heads;
 use super::leader::fence;
 use super::rows::RequestRow;
 use super::trains::{TrainStatus, train_row, write_status};
+use crate::database::{Row, Transaction, query};
 
 /// What is about to be landed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -92,7 +92,7 @@ pub struct LandingRow {
 }
 
 impl LandingRow {
-    fn decode(row: &SqliteRow) -> Result<Self, LedgerError> {
+    fn decode(row: &Row) -> Result<Self, LedgerError> {
         let f = Fields::new("landing", "intent", row);
         let outcome: Option<String> = f.get("outcome")?;
         let settled_at_ms: Option<i64> = f.get("settled_at_ms")?;
@@ -156,13 +156,12 @@ impl Ledger {
         if train.status != TrainStatus::Staged {
             return Err(malformed("its train is not known to be staged (rule L2)"));
         }
-        let open = sqlx::query(
-            "SELECT id FROM landing WHERE table_uuid = $1 AND target = $2 AND settled_at_ms IS NULL",
-        )
-        .bind(intent.table_uuid.as_str())
-        .bind(intent.target.as_str())
-        .fetch_optional(&mut *tx)
-        .await?;
+        let open =
+            query("SELECT id FROM landing WHERE table_uuid = $1 AND target = $2 AND settled_at_ms IS NULL")
+                .bind(intent.table_uuid.as_str())
+                .bind(intent.target.as_str())
+                .fetch_optional(&mut tx)
+                .await?;
         if open.is_some() {
             return Err(LedgerError::IntentOpen {
                 table_uuid: intent.table_uuid.clone(),
@@ -194,7 +193,7 @@ impl Ledger {
     /// Intents that must be settled before anything else of their target, oldest first.
     pub async fn open_intents(&self) -> Result<Vec<LandingRow>, LedgerError> {
         let sql = "SELECT * FROM landing WHERE settled_at_ms IS NULL ORDER BY id";
-        let rows = sqlx::query(sql).fetch_all(&self.readers).await?;
+        let rows = query(sql).fetch_all(&self.readers).await?;
         rows.iter().map(LandingRow::decode).collect()
     }
 
@@ -218,9 +217,9 @@ impl Ledger {
             LandingState::Unknown => return Ok(()),
             state => return Err(LedgerError::IntentSettled { intent: intent.clone(), state }),
         }
-        sqlx::query("UPDATE landing SET outcome = 'unknown' WHERE intent = $1")
+        query("UPDATE landing SET outcome = 'unknown' WHERE intent = $1")
             .bind(intent.as_str())
-            .execute(&mut *tx)
+            .execute(&mut tx)
             .await?;
         let steps: Vec<Step<'_>> = landing
             .intent
@@ -305,7 +304,7 @@ impl Ledger {
         table_uuid: &TableUuid,
         target: &RefName,
     ) -> Result<Vec<SnapshotId>, LedgerError> {
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT intent, candidates FROM landing
              WHERE table_uuid = $1 AND target = $2 AND outcome = 'landed' ORDER BY id",
         )
@@ -322,7 +321,7 @@ impl Ledger {
 
     /// The landing that published a request; `None` when it did not land.
     pub async fn receipt_of_request(&self, request: RequestId) -> Result<Option<LandingRow>, LedgerError> {
-        let row = sqlx::query(
+        let row = query(
             "SELECT landing.* FROM landing JOIN merge_request ON merge_request.train = landing.train
              WHERE merge_request.id = $1 AND merge_request.state = $2 AND landing.outcome = 'landed'",
         )
@@ -335,7 +334,7 @@ impl Ledger {
 
     /// Receipts settled at or after the first and before the second time, in landing order.
     pub async fn receipts(&self, from_ms: i64, before_ms: i64) -> Result<Vec<LandingRow>, LedgerError> {
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT * FROM landing
              WHERE outcome = 'landed' AND settled_at_ms >= $1 AND settled_at_ms < $2 ORDER BY id",
         )
@@ -374,7 +373,7 @@ fn check_shape(intent: &Intent) -> Result<(), &'static str> {
 }
 
 async fn insert(
-    conn: &mut SqliteConnection,
+    conn: &mut Transaction,
     epoch: Epoch,
     intent: &Intent,
     now_ms: i64,
@@ -392,7 +391,7 @@ async fn insert(
         cars,
         required,
     } = intent;
-    sqlx::query(
+    query(
         "INSERT INTO landing (intent, train, table_name, table_uuid, target, planned_head, tail, candidates,
              temp_ref, cars, required, epoch, opened_at_ms)
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
@@ -415,15 +414,15 @@ async fn insert(
     Ok(())
 }
 
-async fn landing_row(conn: &mut SqliteConnection, intent: &IntentId) -> Result<LandingRow, LedgerError> {
+async fn landing_row(conn: &mut Transaction, intent: &IntentId) -> Result<LandingRow, LedgerError> {
     let sql = "SELECT * FROM landing WHERE intent = $1";
-    match sqlx::query(sql).bind(intent.as_str()).fetch_optional(conn).await? {
+    match query(sql).bind(intent.as_str()).fetch_optional(conn).await? {
         Some(row) => LandingRow::decode(&row),
         None => Err(LedgerError::NoSuchIntent(intent.clone())),
     }
 }
 
-async fn open_landing(conn: &mut SqliteConnection, intent: &IntentId) -> Result<LandingRow, LedgerError> {
+async fn open_landing(conn: &mut Transaction, intent: &IntentId) -> Result<LandingRow, LedgerError> {
     let row = landing_row(conn, intent).await?;
     if row.state.is_open() {
         Ok(row)
@@ -433,12 +432,12 @@ async fn open_landing(conn: &mut SqliteConnection, intent: &IntentId) -> Result<
 }
 
 async fn settle(
-    conn: &mut SqliteConnection,
+    conn: &mut Transaction,
     intent: &IntentId,
     outcome: &str,
     now_ms: i64,
 ) -> Result<(), LedgerError> {
-    sqlx::query("UPDATE landing SET outcome = $1, settled_at_ms = $2 WHERE intent = $3")
+    query("UPDATE landing SET outcome = $1, settled_at_ms = $2 WHERE intent = $3")
         .bind(outcome)
         .bind(now_ms)
         .bind(intent.as_str())

@@ -1,12 +1,21 @@
 use super::super::events::EventKind;
-use super::super::testing::{enqueue, evidence, open, pass, staged_train};
+use super::super::testing::{Home, enqueue, evidence, on_each_database, pass, staged_train, succeed};
 use super::super::{Change, TrainRow};
 use super::*;
 use mergeberg_kernel::evidence::{CheckResult, Evidence};
 use mergeberg_kernel::reason::ReasonCode;
 
+on_each_database! {
+    a_train_lands_with_a_receipt,
+    promise_2_no_intent_without_a_pass_under_exactly_that_id,
+    one_open_intent_a_target,
+    behind_an_open_intent_only_its_settlement_moves_a_request,
+    a_receipt_speaks_for_exactly_the_cars,
+    a_malformed_intent_is_not_written,
+    rule_l2_an_intent_follows_known_staging,
+}
+
 struct Story {
-    _folder: tempfile::TempDir,
     ledger: Ledger,
     epoch: Epoch,
     a: RequestId,
@@ -15,13 +24,13 @@ struct Story {
 }
 
 /// Two requests on a staged train, checked, not yet passed.
-async fn story() -> Story {
-    let (folder, ledger) = open().await;
+async fn story(home: &Home) -> Story {
+    let ledger = home.ledger().await;
     let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
     let a = enqueue(&ledger, "ingest/a", 1).await;
     let b = enqueue(&ledger, "ingest/b", 2).await;
     let intent = staged_train(&ledger, epoch, "t1", &[(a, 11), (b, 12)]).await;
-    Story { _folder: folder, ledger, epoch, a, b, intent }
+    Story { ledger, epoch, a, b, intent }
 }
 
 async fn states(ledger: &Ledger, ids: &[RequestId]) -> Vec<RequestState> {
@@ -32,9 +41,8 @@ async fn states(ledger: &Ledger, ids: &[RequestId]) -> Vec<RequestState> {
     states
 }
 
-#[tokio::test]
-async fn a_train_lands_with_a_receipt() {
-    let Story { _folder, ledger, epoch, a, b, intent } = story().await;
+async fn a_train_lands_with_a_receipt(home: &Home) {
+    let Story { ledger, epoch, a, b, intent } = story(home).await;
     pass(&ledger, &intent).await;
     ledger.write_intent(epoch, &intent, 20).await.unwrap();
     assert_eq!(states(&ledger, &[a, b]).await, [RequestState::Landing; 2]);
@@ -78,9 +86,8 @@ async fn a_train_lands_with_a_receipt() {
     }
 }
 
-#[tokio::test]
-async fn promise_2_no_intent_without_a_pass_under_exactly_that_id() {
-    let Story { _folder, ledger, epoch, a, b, mut intent } = story().await;
+async fn promise_2_no_intent_without_a_pass_under_exactly_that_id(home: &Home) {
+    let Story { ledger, epoch, a, b, mut intent } = story(home).await;
     intent.required = vec![(SnapshotId(12), "lineage".to_owned()), (SnapshotId(11), "rows".to_owned())];
     let missing = async || match ledger.write_intent(epoch, &intent, 20).await.unwrap_err() {
         LedgerError::EvidenceMissing { candidate, check } => (candidate.0, check),
@@ -107,9 +114,8 @@ async fn promise_2_no_intent_without_a_pass_under_exactly_that_id() {
     ledger.write_intent(epoch, &intent, 20).await.unwrap();
 }
 
-#[tokio::test]
-async fn one_open_intent_a_target() {
-    let Story { _folder, ledger, epoch, a, b, intent } = story().await;
+async fn one_open_intent_a_target(home: &Home) {
+    let Story { ledger, epoch, a, b, intent } = story(home).await;
     pass(&ledger, &intent).await;
     ledger.write_intent(epoch, &intent, 20).await.unwrap();
     let c = enqueue(&ledger, "ingest/c", 3).await;
@@ -138,9 +144,8 @@ async fn one_open_intent_a_target() {
     assert_eq!(ledger.receipt_of_request(a).await.unwrap(), None);
 }
 
-#[tokio::test]
-async fn behind_an_open_intent_only_its_settlement_moves_a_request() {
-    let Story { _folder, ledger, epoch, a, b, intent } = story().await;
+async fn behind_an_open_intent_only_its_settlement_moves_a_request(home: &Home) {
+    let Story { ledger, epoch, a, b, intent } = story(home).await;
     pass(&ledger, &intent).await;
     ledger.write_intent(epoch, &intent, 20).await.unwrap();
     for event in [RequestEvent::Requeue, RequestEvent::Refuse(ReasonCode::Conflict), RequestEvent::Cancel] {
@@ -151,16 +156,15 @@ async fn behind_an_open_intent_only_its_settlement_moves_a_request() {
     let requeue = [Change::new(a, RequestEvent::Requeue)];
     assert!(matches!(ledger.apply(None, &requeue, 23).await, Err(LedgerError::BoundToIntent { .. })));
     // A successor settles what its predecessor left (rule L5).
-    let next = ledger.lead("two", 1_000, 5_000).await.unwrap().unwrap();
+    let next = succeed(&ledger, "two", 1_000, 5_000).await;
     let landed = [(a, SnapshotId(11)), (b, SnapshotId(12))];
     let deposed = ledger.settle_landed(epoch, &intent.id, 5_001, &landed).await.unwrap_err();
     assert!(matches!(deposed, LedgerError::Deposed { .. }));
     ledger.settle_landed(next, &intent.id, 5_002, &landed).await.unwrap();
 }
 
-#[tokio::test]
-async fn a_receipt_speaks_for_exactly_the_cars() {
-    let Story { _folder, ledger, epoch, a, b, intent } = story().await;
+async fn a_receipt_speaks_for_exactly_the_cars(home: &Home) {
+    let Story { ledger, epoch, a, b, intent } = story(home).await;
     pass(&ledger, &intent).await;
     ledger.write_intent(epoch, &intent, 20).await.unwrap();
     let wrong: [&[(RequestId, SnapshotId)]; 3] = [
@@ -175,9 +179,8 @@ async fn a_receipt_speaks_for_exactly_the_cars() {
     assert_eq!(states(&ledger, &[a, b]).await, [RequestState::Landing; 2]);
 }
 
-#[tokio::test]
-async fn a_malformed_intent_is_not_written() {
-    let Story { _folder, ledger, epoch, a, b: _, intent } = story().await;
+async fn a_malformed_intent_is_not_written(home: &Home) {
+    let Story { ledger, epoch, a, b: _, intent } = story(home).await;
     pass(&ledger, &intent).await;
     let stranger = enqueue(&ledger, "ingest/stranger", 9).await;
     let other = staged_train(&ledger, epoch, "t2", &[(stranger, 21)]).await;
@@ -207,9 +210,8 @@ async fn a_malformed_intent_is_not_written() {
     assert_eq!(ledger.open_intents().await.unwrap(), []);
 }
 
-#[tokio::test]
-async fn rule_l2_an_intent_follows_known_staging() {
-    let (_folder, ledger) = open().await;
+async fn rule_l2_an_intent_follows_known_staging(home: &Home) {
+    let ledger = home.ledger().await;
     let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
     let a = enqueue(&ledger, "ingest/a", 1).await;
     let intent = staged_train(&ledger, epoch, "t1", &[(a, 11)]).await;

@@ -2,24 +2,30 @@
 
 use mergeberg_kernel::ids::{RefName, RequestId, SnapshotId};
 use mergeberg_kernel::reason::ReasonCode;
+use sqlx::Connection as _;
 use sqlx::migrate::Migrator;
-use sqlx::sqlite::Sqlite;
-use sqlx::{Connection as _, Transaction};
 
-use super::testing::{enqueue, new_request, open, pass, staged_train};
+use super::testing::{Home, enqueue, new_request, on_each_database, pass, staged_train};
 use super::{Ledger, LedgerError, NewReview, ReviewFilter};
+use crate::database::query;
 use mergeberg_kernel::ids::{Digest, ReviewId};
 
-#[tokio::test]
-async fn rows_survive_migrating_and_opening_again() {
-    let (_folder, ledger) = open().await;
+on_each_database! {
+    rows_survive_migrating_and_opening_again,
+    an_inconsistent_request_is_an_error_that_names_it,
+    inconsistent_rows_of_other_tables_are_errors_too,
+    the_schema_itself_refuses_doubles,
+}
+
+async fn rows_survive_migrating_and_opening_again(home: &Home) {
+    let ledger = home.ledger().await;
     let id = enqueue(&ledger, "ingest/a", 1).await;
     let before = ledger.request(id).await.unwrap();
     ledger.close().await;
-    let report = Ledger::migrate(ledger.path()).await.unwrap();
+    let report = Ledger::migrate(ledger.place()).await.unwrap();
     assert_eq!((report.created, report.applied.len()), (false, 0));
     for _ in 0..2 {
-        let again = Ledger::open(ledger.path()).await.unwrap();
+        let again = Ledger::open(ledger.place()).await.unwrap();
         assert_eq!(again.request(id).await.unwrap(), before);
         assert_eq!(again.queue_id(), ledger.queue_id());
     }
@@ -32,8 +38,8 @@ async fn a_request_of_before_reverts_reverts_nothing() {
     let path = folder.path().join("ledger.db");
     let all = sqlx::migrate!("migrations/sqlite");
     let before = Migrator { migrations: all.migrations[..2].to_vec().into(), ..Migrator::DEFAULT };
-    let options = super::open::options(&path).create_if_missing(true);
-    let mut conn = super::open::connect(&options).await.unwrap();
+    let options = super::file::options(&path).create_if_missing(true);
+    let mut conn = super::file::connect(&options).await.unwrap();
     before.run_direct(None, &mut conn, false).await.unwrap();
     for sql in [
         "INSERT INTO queue (id, queue_id, created_at_ms, wakes) VALUES (1, 'q', 1, 0)",
@@ -41,7 +47,7 @@ async fn a_request_of_before_reverts_reverts_nothing() {
              spec_id, sort_order_id, format_version, state, enqueued_at_ms, attempts)
          VALUES ('nyc.flights', 'u', 'ingest/a', 7, 'main', 'ingest', 'ann', 0, 0, 0, 2, 'queued', 1, 0)",
     ] {
-        sqlx::query(sql).execute(&mut conn).await.unwrap();
+        query(sql).execute(&mut conn).await.unwrap();
     }
     conn.close().await.unwrap();
     assert!(
@@ -57,9 +63,9 @@ async fn a_request_of_before_reverts_reverts_nothing() {
 
 /// Runs `sql` past the API.
 async fn raw(ledger: &Ledger, sql: &'static str) {
-    let mut tx: Transaction<'static, Sqlite> = ledger.begin().await.unwrap();
-    let done = sqlx::query(sql).execute(&mut *tx).await.unwrap();
-    assert!(done.rows_affected() > 0, "{sql} changed nothing");
+    let mut tx = ledger.begin().await.unwrap();
+    let done = query(sql).execute(&mut tx).await.unwrap();
+    assert!(done > 0, "{sql} changed nothing");
     tx.commit().await.unwrap();
 }
 
@@ -74,8 +80,7 @@ fn assert_row_error<T: std::fmt::Debug>(outcome: Result<T, LedgerError>, table: 
     }
 }
 
-#[tokio::test]
-async fn an_inconsistent_request_is_an_error_that_names_it() {
+async fn an_inconsistent_request_is_an_error_that_names_it(home: &Home) {
     for sql in [
         "UPDATE merge_request SET state = 'done'",
         "UPDATE merge_request SET state = 'held'",
@@ -91,7 +96,7 @@ async fn an_inconsistent_request_is_an_error_that_names_it() {
         "UPDATE merge_request SET schema_id = 3000000000",
         "UPDATE merge_request SET detail = '{'",
     ] {
-        let (_folder, ledger) = open().await;
+        let ledger = home.ledger().await;
         let id = enqueue(&ledger, "ingest/a", 1).await;
         raw(&ledger, sql).await;
         assert_row_error(ledger.request(id).await, "merge_request", "1", sql);
@@ -103,9 +108,8 @@ async fn an_inconsistent_request_is_an_error_that_names_it() {
     }
 }
 
-#[tokio::test]
-async fn inconsistent_rows_of_other_tables_are_errors_too() {
-    let (_folder, ledger) = open().await;
+async fn inconsistent_rows_of_other_tables_are_errors_too(home: &Home) {
+    let ledger = home.ledger().await;
     let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
     let id = enqueue(&ledger, "ingest/a", 1).await;
     let intent = staged_train(&ledger, epoch, "t1", &[(id, 11)]).await;
@@ -162,9 +166,8 @@ async fn inconsistent_rows_of_other_tables_are_errors_too() {
 }
 
 /// The indices hold even against code that forgets to look first.
-#[tokio::test]
-async fn the_schema_itself_refuses_doubles() {
-    let (_folder, ledger) = open().await;
+async fn the_schema_itself_refuses_doubles(home: &Home) {
+    let ledger = home.ledger().await;
     let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
     let id = enqueue(&ledger, "ingest/a", 1).await;
     let intent = staged_train(&ledger, epoch, "t1", &[(id, 11)]).await;
@@ -182,11 +185,10 @@ async fn the_schema_itself_refuses_doubles() {
              spec_id, sort_order_id, format_version, state, enqueued_at_ms, attempts FROM merge_request",
         "INSERT INTO committer (id, epoch, heartbeat_ms, lease_ms) VALUES (1, 0, 0, 0)",
     ];
-    let mut tx = ledger.begin().await.unwrap();
     for sql in doubles {
-        let error = sqlx::query(sql).execute(&mut *tx).await.unwrap_err();
+        let mut tx = ledger.begin().await.unwrap();
+        let error = query(sql).execute(&mut tx).await.unwrap_err();
         assert!(super::error::is_unique_violation(&error), "{sql}: {error}");
     }
-    drop(tx);
     assert_eq!(ledger.request(RequestId(1)).await.unwrap().id, id);
 }

@@ -2,12 +2,11 @@
 
 use mergeberg_kernel::ids::{Digest, Principal, TableName, TableUuid};
 use serde::Serialize;
-use sqlx::SqliteConnection;
-use sqlx::sqlite::SqliteRow;
 
 use super::Ledger;
 use super::decode::Fields;
 use super::error::LedgerError;
+use crate::database::{Row, Target, query};
 
 /// A record with where it came from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -57,7 +56,7 @@ impl Ledger {
             principal: principal.clone(),
             recorded_at_ms: now_ms,
         };
-        sqlx::query(
+        query(
             "INSERT INTO operation (table_uuid, id, table_name, record, digest, principal, recorded_at_ms)
              VALUES ($1, $2, $3, $4, $5, $6, $7)",
         )
@@ -68,7 +67,7 @@ impl Ledger {
         .bind(row.digest.as_str())
         .bind(row.principal.as_str())
         .bind(row.recorded_at_ms)
-        .execute(&mut *tx)
+        .execute(&mut tx)
         .await?;
         tx.commit().await?;
         Ok(Recorded::New(row))
@@ -80,25 +79,24 @@ impl Ledger {
         table_uuid: &TableUuid,
         id: &str,
     ) -> Result<Option<OperationRow>, LedgerError> {
-        let mut reader = self.readers.acquire().await?;
-        find(&mut reader, table_uuid, id).await
+        find(&self.readers, table_uuid, id).await
     }
 }
 
-async fn find(
-    conn: &mut SqliteConnection,
+async fn find<'c>(
+    on: impl Into<Target<'c>>,
     table_uuid: &TableUuid,
     id: &str,
 ) -> Result<Option<OperationRow>, LedgerError> {
-    let row = sqlx::query("SELECT * FROM operation WHERE table_uuid = $1 AND id = $2")
+    let row = query("SELECT * FROM operation WHERE table_uuid = $1 AND id = $2")
         .bind(table_uuid.as_str())
         .bind(id)
-        .fetch_optional(conn)
+        .fetch_optional(on)
         .await?;
     row.as_ref().map(decode).transpose()
 }
 
-fn decode(row: &SqliteRow) -> Result<OperationRow, LedgerError> {
+fn decode(row: &Row) -> Result<OperationRow, LedgerError> {
     let f = Fields::new("operation", "id", row);
     let record = f.text("record")?;
     let digest = f.text("digest")?;
@@ -118,12 +116,16 @@ fn decode(row: &SqliteRow) -> Result<OperationRow, LedgerError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::open;
+    use super::super::testing::{Home, on_each_database};
     use super::*;
 
-    #[tokio::test]
-    async fn a_record_is_written_once_and_never_changes() {
-        let (_folder, ledger) = open().await;
+    on_each_database! {
+        a_record_is_written_once_and_never_changes,
+        a_changed_record_is_told,
+    }
+
+    async fn a_record_is_written_once_and_never_changes(home: &Home) {
+        let ledger = home.ledger().await;
         let (table, uuid, who) =
             ("shop.orders".parse().unwrap(), TableUuid::new("u"), Principal::new("loader"));
         let record = async |text: &str, at| {
@@ -136,14 +138,13 @@ mod tests {
         assert_eq!(ledger.operation(&TableUuid::new("other"), "load-7").await.unwrap(), None);
     }
 
-    #[tokio::test]
-    async fn a_changed_record_is_told() {
-        let (_folder, ledger) = open().await;
+    async fn a_changed_record_is_told(home: &Home) {
+        let ledger = home.ledger().await;
         let (table, uuid, who) =
             ("shop.orders".parse().unwrap(), TableUuid::new("u"), Principal::new("loader"));
         ledger.record_operation(&table, &uuid, ("load-7", "{}"), &who, 5).await.unwrap();
         let mut tx = ledger.begin().await.unwrap();
-        sqlx::query("UPDATE operation SET record = '{\"v\":1}'").execute(&mut *tx).await.unwrap();
+        query("UPDATE operation SET record = '{\"v\":1}'").execute(&mut tx).await.unwrap();
         tx.commit().await.unwrap();
         let error = ledger.operation(&uuid, "load-7").await.unwrap_err();
         assert!(error.to_string().contains("digest"), "{error}");

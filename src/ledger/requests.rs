@@ -4,8 +4,6 @@ use mergeberg_kernel::ids::{Epoch, Principal, RefName, RequestId, SnapshotId, Ta
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::{RequestEvent, RequestState};
 use mergeberg_kernel::structure::StructureId;
-use sqlx::QueryBuilder;
-use sqlx::sqlite::{Sqlite, SqliteConnection};
 
 use super::apply::{BATCH_ROWS, Step, take};
 use super::decode::Fields;
@@ -16,6 +14,7 @@ use super::reverts::Reverts;
 use super::rows::{AttemptRow, RequestRow};
 use super::waiting::{Unreadable, Waiting, readable};
 use super::{Ledger, wake};
+use crate::database::{QueryBuilder, Transaction, query};
 
 /// Rows of a list without a limit of its own.
 const DEFAULT_LIST_ROWS: u32 = 10_000;
@@ -86,15 +85,15 @@ impl Ledger {
         let existing = match (&new.idempotency_key, reverts) {
             (Some(key), _) => {
                 let sql = "SELECT * FROM merge_request WHERE idempotency_key = $1";
-                sqlx::query(sql).bind(key).fetch_optional(&mut *tx).await?
+                query(sql).bind(key).fetch_optional(&mut tx).await?
             }
             (None, Some(reverts)) => {
                 let sql = "SELECT * FROM merge_request WHERE reverts = $1 AND ended_at_ms IS NULL
                            ORDER BY id LIMIT 1";
-                sqlx::query(sql).bind(reverts.request.0).fetch_optional(&mut *tx).await?
+                query(sql).bind(reverts.request.0).fetch_optional(&mut tx).await?
             }
             (None, None) => {
-                sqlx::query(
+                query(
                     "SELECT * FROM merge_request
                      WHERE table_uuid = $1 AND target = $2 AND source = $3 AND pinned = $4
                        AND ended_at_ms IS NULL
@@ -104,7 +103,7 @@ impl Ledger {
                 .bind(new.target.as_str())
                 .bind(new.source.as_str())
                 .bind(new.pinned.0)
-                .fetch_optional(&mut *tx)
+                .fetch_optional(&mut tx)
                 .await?
             }
         };
@@ -136,7 +135,7 @@ impl Ledger {
 
     pub async fn request(&self, id: RequestId) -> Result<RequestRow, LedgerError> {
         let sql = "SELECT * FROM merge_request WHERE id = $1";
-        match sqlx::query(sql).bind(id.0).fetch_optional(&self.readers).await? {
+        match query(sql).bind(id.0).fetch_optional(&self.readers).await? {
             Some(row) => RequestRow::decode(&row),
             None => Err(LedgerError::NoSuchRequest(id)),
         }
@@ -145,7 +144,7 @@ impl Ledger {
     /// The request that an idempotency key belongs to.
     pub async fn request_by_key(&self, key: &str) -> Result<Option<RequestRow>, LedgerError> {
         let sql = "SELECT * FROM merge_request WHERE idempotency_key = $1";
-        let row = sqlx::query(sql).bind(key).fetch_optional(&self.readers).await?;
+        let row = query(sql).bind(key).fetch_optional(&self.readers).await?;
         row.as_ref().map(RequestRow::decode).transpose()
     }
 
@@ -153,7 +152,7 @@ impl Ledger {
     /// and left out: a list or report of all others is of more use than none (case O36).
     pub async fn requests(&self, filter: &RequestFilter) -> Result<Vec<RequestRow>, LedgerError> {
         let RequestFilter { states, table, target, class, ended_between, limit } = filter;
-        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM merge_request WHERE 1 = 1");
+        let mut query = QueryBuilder::new("SELECT * FROM merge_request WHERE 1 = 1");
         if !states.is_empty() {
             query.push(" AND state IN (");
             let mut list = query.separated(", ");
@@ -195,7 +194,7 @@ impl Ledger {
         table_uuid: &TableUuid,
         target: &RefName,
     ) -> Result<Vec<RequestRow>, LedgerError> {
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT * FROM merge_request
              WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
              ORDER BY id",
@@ -213,7 +212,7 @@ impl Ledger {
         table_uuid: &TableUuid,
         target: &RefName,
     ) -> Result<Vec<RequestId>, LedgerError> {
-        let ids: Vec<i64> = sqlx::query_scalar(
+        let ids: Vec<i64> = query(
             "SELECT id FROM merge_request
              WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
                AND state IN ('planning', 'staged', 'checking')
@@ -221,7 +220,7 @@ impl Ledger {
         )
         .bind(table_uuid.as_str())
         .bind(target.as_str())
-        .fetch_all(&self.readers)
+        .scalars(&self.readers)
         .await?;
         Ok(ids.into_iter().map(RequestId).collect())
     }
@@ -229,7 +228,7 @@ impl Ledger {
     /// Where something has not ended: the lanes that a tick drives. A renamed or replaced table has a lane
     /// for each name and uuid that was enqueued (rule C11).
     pub async fn open_tables(&self) -> Result<Vec<(TableName, TableUuid, RefName)>, LedgerError> {
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT DISTINCT table_name, table_uuid, target FROM merge_request
              WHERE ended_at_ms IS NULL ORDER BY table_name, table_uuid, target",
         )
@@ -255,9 +254,9 @@ impl Ledger {
         table_uuid: &TableUuid,
     ) -> Result<std::collections::BTreeSet<RequestId>, LedgerError> {
         let ids: Vec<i64> =
-            sqlx::query_scalar("SELECT id FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL")
+            query("SELECT id FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL")
                 .bind(table_uuid.as_str())
-                .fetch_all(&self.readers)
+                .scalars(&self.readers)
                 .await?;
         Ok(ids.into_iter().map(RequestId).collect())
     }
@@ -267,23 +266,22 @@ impl Ledger {
         &self,
         table_uuid: &TableUuid,
     ) -> Result<std::collections::BTreeSet<RefName>, LedgerError> {
-        let names: Vec<String> = sqlx::query_scalar(
-            "SELECT DISTINCT source FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL",
-        )
-        .bind(table_uuid.as_str())
-        .fetch_all(&self.readers)
-        .await?;
+        let names: Vec<String> =
+            query("SELECT DISTINCT source FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL")
+                .bind(table_uuid.as_str())
+                .scalars(&self.readers)
+                .await?;
         Ok(names.into_iter().map(RefName).collect())
     }
 
     /// Branches that more than one open request of a table names: nobody's landing drops those (rule R6).
     pub async fn shared_sources(&self, table_uuid: &TableUuid) -> Result<Vec<RefName>, LedgerError> {
-        let names: Vec<String> = sqlx::query_scalar(
+        let names: Vec<String> = query(
             "SELECT source FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL
              GROUP BY source HAVING COUNT(*) > 1",
         )
         .bind(table_uuid.as_str())
-        .fetch_all(&self.readers)
+        .scalars(&self.readers)
         .await?;
         Ok(names.into_iter().map(RefName).collect())
     }
@@ -291,12 +289,12 @@ impl Ledger {
     /// Targets of a table, those that nothing open names at the moment included: no target is ever dropped
     /// (rule R6).
     pub async fn targets(&self, table_uuid: &TableUuid) -> Result<Vec<RefName>, LedgerError> {
-        let names: Vec<String> = sqlx::query_scalar(
+        let names: Vec<String> = query(
             "SELECT target FROM merge_request WHERE table_uuid = $1 AND ended_at_ms IS NULL
              UNION SELECT target FROM target_head WHERE table_uuid = $1",
         )
         .bind(table_uuid.as_str())
-        .fetch_all(&self.readers)
+        .scalars(&self.readers)
         .await?;
         Ok(names.into_iter().map(RefName).collect())
     }
@@ -310,7 +308,7 @@ impl Ledger {
     ) -> Result<Vec<(SnapshotId, SnapshotId)>, LedgerError> {
         let mut landed = Vec::new();
         for batch in pins.chunks(BATCH_ROWS) {
-            let mut query = QueryBuilder::<Sqlite>::new(
+            let mut query = QueryBuilder::new(
                 "SELECT id, pinned, landed_snapshot FROM merge_request WHERE state = 'landed' AND table_uuid = ",
             );
             query.push_bind(table_uuid.as_str()).push(" AND target = ").push_bind(target.as_str());
@@ -338,13 +336,13 @@ impl Ledger {
     ) -> Result<(), LedgerError> {
         let mut tx = self.begin().await?;
         fence(&mut tx, epoch).await?;
-        sqlx::query(
+        query(
             "UPDATE merge_request SET pinned = $1
              WHERE id = $2 AND ended_at_ms IS NULL AND state IN ('queued', 'held', 'in-review')",
         )
         .bind(pinned.0)
         .bind(id.0)
-        .execute(&mut *tx)
+        .execute(&mut tx)
         .await?;
         let detail = serde_json::json!({ "text": format!("pinned anew at snapshot {pinned}") });
         let step = Step { detail: Some(&detail), ..Step::new(id, RequestEvent::Requeue) };
@@ -356,7 +354,7 @@ impl Ledger {
     /// Every state that a request was in, oldest first.
     pub async fn attempts(&self, id: RequestId) -> Result<Vec<AttemptRow>, LedgerError> {
         let sql = "SELECT * FROM merge_attempt WHERE request = $1 ORDER BY id";
-        let rows = sqlx::query(sql).bind(id.0).fetch_all(&self.readers).await?;
+        let rows = query(sql).bind(id.0).fetch_all(&self.readers).await?;
         rows.iter().map(AttemptRow::decode).collect()
     }
 
@@ -378,7 +376,7 @@ impl Ledger {
 }
 
 async fn insert(
-    conn: &mut SqliteConnection,
+    conn: &mut Transaction,
     new: &NewRequest,
     reverts: Option<&Reverts>,
     now_ms: i64,
@@ -395,7 +393,7 @@ async fn insert(
         structure,
         format_version,
     } = new;
-    let row = sqlx::query(
+    let row = query(
         "INSERT INTO merge_request (table_name, table_uuid, source, pinned, target, class, principal,
              idempotency_key, schema_id, spec_id, sort_order_id, format_version, state, enqueued_at_ms, attempts,
              reverts, reverts_reason)
@@ -421,7 +419,7 @@ async fn insert(
     .fetch_one(&mut *conn)
     .await?;
     let row = RequestRow::decode(&row)?;
-    sqlx::query("INSERT INTO merge_attempt (request, at_ms, state) VALUES ($1, $2, $3)")
+    query("INSERT INTO merge_attempt (request, at_ms, state) VALUES ($1, $2, $3)")
         .bind(row.id.0)
         .bind(now_ms)
         .bind(row.state.word())
@@ -441,8 +439,16 @@ mod tests {
     use mergeberg_kernel::ids::TrainId;
 
     use super::super::Change;
-    use super::super::testing::{new_request, open};
+    use super::super::testing::{Home, new_request, on_each_database};
     use super::*;
+
+    on_each_database! {
+        a_request_is_read_back_as_it_was_written,
+        the_same_key_is_the_same_request_even_when_it_ended,
+        without_a_key_only_an_open_request_is_the_same,
+        lists_filter_and_keep_arrival_order,
+        only_a_waiting_request_is_cancelled,
+    }
 
     fn new_id(enqueued: Enqueued) -> RequestId {
         match enqueued {
@@ -451,9 +457,8 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_request_is_read_back_as_it_was_written() {
-        let (_folder, ledger) = open().await;
+    async fn a_request_is_read_back_as_it_was_written(home: &Home) {
+        let ledger = home.ledger().await;
         let mut new = new_request("ingest/feature/a b/ü", 7);
         new.idempotency_key = Some("run-1".to_owned());
         let Enqueued::New(row) = ledger.enqueue(&new, 1_000).await.unwrap() else { panic!() };
@@ -469,9 +474,8 @@ mod tests {
         );
     }
 
-    #[tokio::test]
-    async fn the_same_key_is_the_same_request_even_when_it_ended() {
-        let (_folder, ledger) = open().await;
+    async fn the_same_key_is_the_same_request_even_when_it_ended(home: &Home) {
+        let ledger = home.ledger().await;
         let new = NewRequest { idempotency_key: Some("k".to_owned()), ..new_request("ingest/a", 1) };
         let id = new_id(ledger.enqueue(&new, 1).await.unwrap());
         ledger.cancel(id, &Principal::new("ann"), 2).await.unwrap();
@@ -489,9 +493,8 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn without_a_key_only_an_open_request_is_the_same() {
-        let (_folder, ledger) = open().await;
+    async fn without_a_key_only_an_open_request_is_the_same(home: &Home) {
+        let ledger = home.ledger().await;
         let new = new_request("ingest/a", 1);
         let id = new_id(ledger.enqueue(&new, 1).await.unwrap());
         let again = ledger.enqueue(&new, 2).await.unwrap();
@@ -501,9 +504,8 @@ mod tests {
         assert_ne!(next, id);
     }
 
-    #[tokio::test]
-    async fn lists_filter_and_keep_arrival_order() {
-        let (_folder, ledger) = open().await;
+    async fn lists_filter_and_keep_arrival_order(home: &Home) {
+        let ledger = home.ledger().await;
         let a = new_id(ledger.enqueue(&new_request("ingest/a", 1), 1).await.unwrap());
         let b = new_id(ledger.enqueue(&new_request("ingest/b", 2), 2).await.unwrap());
         let dev = NewRequest { target: RefName::new("dev"), ..new_request("ingest/c", 3) };
@@ -530,9 +532,8 @@ mod tests {
         assert_eq!(lanes.iter().map(|lane| lane.2.as_str()).collect::<Vec<_>>(), ["dev", "main"]);
     }
 
-    #[tokio::test]
-    async fn only_a_waiting_request_is_cancelled() {
-        let (_folder, ledger) = open().await;
+    async fn only_a_waiting_request_is_cancelled(home: &Home) {
+        let ledger = home.ledger().await;
         let id = new_id(ledger.enqueue(&new_request("ingest/a", 1), 1).await.unwrap());
         let admit = Change { train: Some(TrainId::new("t1")), ..Change::new(id, RequestEvent::Admit) };
         ledger.apply(None, &[admit], 2).await.unwrap();

@@ -12,6 +12,7 @@ use super::decode::Fields;
 use super::error::LedgerError;
 use super::landing::IntentCar;
 use super::rows::RequestRow;
+use crate::database::query;
 
 /// Which request is taken back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -41,7 +42,7 @@ impl Ledger {
     /// The requests that revert this one, in arrival order, whatever became of them.
     pub async fn reverts_of(&self, id: RequestId) -> Result<Vec<RequestRow>, LedgerError> {
         let sql = "SELECT * FROM merge_request WHERE reverts = $1 ORDER BY id";
-        let rows = sqlx::query(sql).bind(id.0).fetch_all(&self.readers).await?;
+        let rows = query(sql).bind(id.0).fetch_all(&self.readers).await?;
         rows.iter().map(RequestRow::decode).collect()
     }
 
@@ -53,7 +54,7 @@ impl Ledger {
         target: &RefName,
         stands: impl Fn(SnapshotId) -> bool,
     ) -> Result<Vec<TakenBack>, LedgerError> {
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT m.id, m.reverts, m.landed_snapshot, n.pinned
              FROM merge_request m JOIN merge_request n ON n.id = m.reverts
              WHERE m.reverts IS NOT NULL AND m.state = 'landed' AND m.table_uuid = $1 AND m.target = $2
@@ -90,7 +91,7 @@ impl Ledger {
         target: &RefName,
         snapshots: &BTreeSet<SnapshotId>,
     ) -> Result<BTreeMap<SnapshotId, RequestId>, LedgerError> {
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT intent, cars FROM landing
              WHERE table_uuid = $1 AND target = $2 AND outcome = 'landed' ORDER BY id",
         )
@@ -112,10 +113,15 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{enqueue, new_request, open, pass, staged_train};
+    use super::super::testing::{Home, enqueue, new_request, on_each_database, pass, staged_train};
     use super::super::{Enqueued, NewRequest};
     use super::*;
     use mergeberg_kernel::ids::Epoch;
+
+    on_each_database! {
+        what_is_taken_back_follows_the_reverts_that_stand,
+        an_open_revert_of_a_request_is_the_one_whatever_its_branch,
+    }
 
     async fn revert_of(ledger: &Ledger, request: RequestId, source: &str, pinned: i64) -> RequestId {
         let reverts = Reverts { request, reason: Some("bad load".to_owned()) };
@@ -141,9 +147,8 @@ mod tests {
         known.into_iter().map(|known| (known.request.0, known.by.0)).collect()
     }
 
-    #[tokio::test]
-    async fn what_is_taken_back_follows_the_reverts_that_stand() {
-        let (_folder, ledger) = open().await;
+    async fn what_is_taken_back_follows_the_reverts_that_stand(home: &Home) {
+        let ledger = home.ledger().await;
         let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
         let first = enqueue(&ledger, "ingest/a", 1).await;
         land(&ledger, epoch, first, 11).await;
@@ -165,9 +170,8 @@ mod tests {
         assert_eq!(made, BTreeMap::from([(SnapshotId(12), second), (SnapshotId(14), fourth)]));
     }
 
-    #[tokio::test]
-    async fn an_open_revert_of_a_request_is_the_one_whatever_its_branch() {
-        let (_folder, ledger) = open().await;
+    async fn an_open_revert_of_a_request_is_the_one_whatever_its_branch(home: &Home) {
+        let ledger = home.ledger().await;
         let first = enqueue(&ledger, "ingest/a", 1).await;
         let revert = revert_of(&ledger, first, "r/1", 2).await;
         let reverts = Reverts { request: first, reason: None };

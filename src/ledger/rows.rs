@@ -6,11 +6,11 @@ use mergeberg_kernel::ids::{
 use mergeberg_kernel::state::RequestState;
 use mergeberg_kernel::structure::StructureId;
 use serde::Serialize;
-use sqlx::sqlite::SqliteRow;
 
 use super::decode::Fields;
 use super::error::LedgerError;
 use super::reverts::Reverts;
+use crate::database::Row;
 
 /// A merge request as it is now.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -59,7 +59,7 @@ pub struct AttemptRow {
 }
 
 impl RequestRow {
-    pub(super) fn decode(row: &SqliteRow) -> Result<Self, LedgerError> {
+    pub(super) fn decode(row: &Row) -> Result<Self, LedgerError> {
         let f = Fields::new("merge_request", "id", row);
         let row = Self {
             id: RequestId(f.int("id")?),
@@ -103,7 +103,7 @@ impl RequestRow {
 }
 
 impl AttemptRow {
-    pub(super) fn decode(row: &SqliteRow) -> Result<Self, LedgerError> {
+    pub(super) fn decode(row: &Row) -> Result<Self, LedgerError> {
         let f = Fields::new("merge_attempt", "id", row);
         Ok(Self {
             id: f.int("id")?,

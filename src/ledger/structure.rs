@@ -6,14 +6,13 @@
 use mergeberg_kernel::ids::{Digest, Principal, ReviewId, TableName, TableUuid};
 use mergeberg_kernel::structure::{StructureChange, StructureId};
 use serde::Serialize;
-use sqlx::QueryBuilder;
-use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
 
 use super::decode::{Fields, to_json, words};
 use super::error::LedgerError;
 use super::events::{EventKind, NewEvent, append};
 use super::rows::structure;
 use super::{Ledger, wake};
+use crate::database::{QueryBuilder, Row, Transaction, query};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AcceptedStructure {
@@ -100,7 +99,7 @@ impl ReviewState {
 }
 
 impl ReviewRow {
-    fn decode(row: &SqliteRow) -> Result<Self, LedgerError> {
+    fn decode(row: &Row) -> Result<Self, LedgerError> {
         let f = Fields::new("structure_review", "id", row);
         let by: Option<String> = f.get("decided_by")?;
         let at_ms: Option<i64> = f.get("decided_at_ms")?;
@@ -136,7 +135,7 @@ impl ReviewRow {
 impl Ledger {
     /// Accepted structures of a table, oldest first.
     pub async fn accepted(&self, table_uuid: &TableUuid) -> Result<Vec<AcceptedStructure>, LedgerError> {
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT * FROM structure_accepted WHERE table_uuid = $1
              ORDER BY at_ms, schema_id, spec_id, sort_order_id",
         )
@@ -173,7 +172,7 @@ impl Ledger {
     pub async fn open_review(&self, new: &NewReview, now_ms: i64) -> Result<ReviewRow, LedgerError> {
         let mut tx = self.begin().await?;
         let NewReview { table, table_uuid, structure, changes, policy, binding } = new;
-        let existing = sqlx::query(
+        let existing = query(
             "SELECT * FROM structure_review
              WHERE table_uuid = $1 AND schema_id = $2 AND spec_id = $3 AND sort_order_id = $4
                AND state <> 'lapsed'",
@@ -182,7 +181,7 @@ impl Ledger {
         .bind(structure.schema_id.0)
         .bind(structure.spec_id.0)
         .bind(structure.sort_order_id.0)
-        .fetch_optional(&mut *tx)
+        .fetch_optional(&mut tx)
         .await?;
         let mut events = Vec::new();
         if let Some(row) = existing {
@@ -190,14 +189,14 @@ impl Ledger {
             if row.changes == *changes && row.policy == *policy && row.binding == *binding {
                 return Ok(row);
             }
-            sqlx::query("UPDATE structure_review SET state = 'lapsed' WHERE id = $1")
+            query("UPDATE structure_review SET state = 'lapsed' WHERE id = $1")
                 .bind(row.id.0)
-                .execute(&mut *tx)
+                .execute(&mut tx)
                 .await?;
             let text = format!("review {} of {table} lapsed: what it was about changed", row.id);
             events.push(NewEvent::of_table(EventKind::ReviewLapsed, table, text));
         }
-        let row = sqlx::query(
+        let row = query(
             "INSERT INTO structure_review (table_uuid, table_name, schema_id, spec_id, sort_order_id, changes,
                  policy, binding, opened_at_ms, state)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'open')
@@ -212,7 +211,7 @@ impl Ledger {
         .bind(policy.as_str())
         .bind(binding.as_str())
         .bind(now_ms)
-        .fetch_one(&mut *tx)
+        .fetch_one(&mut tx)
         .await?;
         let row = ReviewRow::decode(&row)?;
         let texts: Vec<&str> = changes.iter().map(|change| change.text.as_str()).collect();
@@ -231,7 +230,7 @@ impl Ledger {
     /// In the order in which they were opened.
     pub async fn reviews(&self, filter: &ReviewFilter) -> Result<Vec<ReviewRow>, LedgerError> {
         let ReviewFilter { state, table, table_uuid } = filter;
-        let mut query = QueryBuilder::<Sqlite>::new("SELECT * FROM structure_review WHERE 1 = 1");
+        let mut query = QueryBuilder::new("SELECT * FROM structure_review WHERE 1 = 1");
         if let Some(state) = state {
             query.push(" AND state = ").push_bind(state.word());
         }
@@ -276,7 +275,7 @@ impl Ledger {
                 EventKind::ReviewRejected
             }
         };
-        sqlx::query(
+        query(
             "UPDATE structure_review SET state = $1, decided_by = $2, decided_at_ms = $3, reason = $4
              WHERE id = $5",
         )
@@ -285,7 +284,7 @@ impl Ledger {
         .bind(now_ms)
         .bind(reason)
         .bind(id.0)
-        .execute(&mut *tx)
+        .execute(&mut tx)
         .await?;
         let text = format!("review {id} of {} {} by {principal}: {reason}", row.table, row.state.word());
         append(&mut tx, &[NewEvent::of_table(kind, &row.table, text)], now_ms).await?;
@@ -295,23 +294,23 @@ impl Ledger {
     }
 }
 
-async fn review_row(conn: &mut SqliteConnection, id: ReviewId) -> Result<ReviewRow, LedgerError> {
+async fn review_row(conn: &mut Transaction, id: ReviewId) -> Result<ReviewRow, LedgerError> {
     let sql = "SELECT * FROM structure_review WHERE id = $1";
-    match sqlx::query(sql).bind(id.0).fetch_optional(conn).await? {
+    match query(sql).bind(id.0).fetch_optional(conn).await? {
         Some(row) => ReviewRow::decode(&row),
         None => Err(LedgerError::NoSuchReview(id)),
     }
 }
 
 async fn accept(
-    conn: &mut SqliteConnection,
+    conn: &mut Transaction,
     table_uuid: &TableUuid,
     structure: StructureId,
     by: &Principal,
     now_ms: i64,
 ) -> Result<bool, LedgerError> {
     let StructureId { schema_id, spec_id, sort_order_id } = structure;
-    let inserted = sqlx::query(
+    let inserted = query(
         "INSERT INTO structure_accepted (table_uuid, schema_id, spec_id, sort_order_id, accepted_by, at_ms)
          VALUES ($1, $2, $3, $4, $5, $6)
          ON CONFLICT (table_uuid, schema_id, spec_id, sort_order_id) DO NOTHING",
@@ -324,7 +323,7 @@ async fn accept(
     .bind(now_ms)
     .execute(&mut *conn)
     .await?;
-    if inserted.rows_affected() == 0 {
+    if inserted == 0 {
         return Ok(false);
     }
     let event = NewEvent {
@@ -345,8 +344,15 @@ mod tests {
     use mergeberg_kernel::ids::SchemaId;
     use mergeberg_kernel::structure::StructureChangeKind;
 
-    use super::super::testing::{new_request, open};
+    use super::super::testing::{Home, new_request, on_each_database};
     use super::*;
+
+    on_each_database! {
+        a_structure_is_accepted_once,
+        an_item_is_opened_once_and_an_approval_accepts,
+        a_rejection_stays_until_what_was_rejected_changes,
+        an_unsafe_change_cannot_be_approved,
+    }
 
     fn change(kind: StructureChangeKind) -> StructureChange {
         StructureChange { kind, field_ids: vec![7], text: "column 7 'dep_delay'".to_owned() }
@@ -364,9 +370,8 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_structure_is_accepted_once() {
-        let (_folder, ledger) = open().await;
+    async fn a_structure_is_accepted_once(home: &Home) {
+        let ledger = home.ledger().await;
         let item = item();
         let by = Principal::new("first sight");
         assert!(ledger.accept(&item.table_uuid, item.structure, &by, 1).await.unwrap());
@@ -376,9 +381,8 @@ mod tests {
         assert_eq!(ledger.accepted(&TableUuid::new("other")).await.unwrap(), []);
     }
 
-    #[tokio::test]
-    async fn an_item_is_opened_once_and_an_approval_accepts() {
-        let (_folder, ledger) = open().await;
+    async fn an_item_is_opened_once_and_an_approval_accepts(home: &Home) {
+        let ledger = home.ledger().await;
         let row = ledger.open_review(&item(), 1).await.unwrap();
         assert_eq!(ledger.open_review(&item(), 2).await.unwrap(), row);
         assert_eq!(ledger.reviews(&ReviewFilter::default()).await.unwrap(), vec![row.clone()]);
@@ -399,9 +403,8 @@ mod tests {
         assert!(matches!(missing, LedgerError::NoSuchReview(ReviewId(99))));
     }
 
-    #[tokio::test]
-    async fn a_rejection_stays_until_what_was_rejected_changes() {
-        let (_folder, ledger) = open().await;
+    async fn a_rejection_stays_until_what_was_rejected_changes(home: &Home) {
+        let ledger = home.ledger().await;
         let row = ledger.open_review(&item(), 1).await.unwrap();
         let rita = Principal::new("rita");
         let rejected = ledger.decide(row.id, Decision::Reject, &rita, "no", 2).await.unwrap();
@@ -417,9 +420,8 @@ mod tests {
         assert_eq!(ledger.reviews(&open).await.unwrap(), [next]);
     }
 
-    #[tokio::test]
-    async fn an_unsafe_change_cannot_be_approved() {
-        let (_folder, ledger) = open().await;
+    async fn an_unsafe_change_cannot_be_approved(home: &Home) {
+        let ledger = home.ledger().await;
         let changes =
             vec![change(StructureChangeKind::ColumnAdded), change(StructureChangeKind::TypeNarrowed)];
         let row = ledger.open_review(&NewReview { changes, ..item() }, 1).await.unwrap();

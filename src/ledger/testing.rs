@@ -1,4 +1,4 @@
-//! Shared by the ledger's tests: a fresh file each, and rows to fill in.
+//! Shared by the ledger's tests: a fresh ledger each, on both databases, and rows to fill in.
 
 use mergeberg_kernel::evidence::{CheckResult, Evidence};
 use mergeberg_kernel::ids::{
@@ -8,14 +8,81 @@ use mergeberg_kernel::state::RequestEvent;
 use mergeberg_kernel::structure::StructureId;
 use tempfile::TempDir;
 
-use super::{Change, Enqueued, Intent, IntentCar, Ledger, NewRequest, TrainRow, TrainStatus};
+use super::{Change, Enqueued, Intent, IntentCar, Ledger, LedgerPlace, NewRequest, TrainRow, TrainStatus};
+use crate::database::testing::TestServer;
 use mergeberg_kernel::ids::{Epoch, IntentId};
 
-/// The folder lives as long as the test holds it.
-pub async fn open() -> (TempDir, Ledger) {
-    let folder = tempfile::tempdir().unwrap();
-    let ledger = Ledger::open_or_create(folder.path().join("ledger.db")).await.unwrap();
-    (folder, ledger)
+/// Where the ledgers of one test are made.
+pub enum Home {
+    Files(TempDir),
+    Server(TestServer),
+}
+
+impl Home {
+    pub fn sqlite() -> Self {
+        Self::Files(tempfile::tempdir().unwrap())
+    }
+
+    pub fn postgres() -> Option<Self> {
+        TestServer::find().map(Self::Server)
+    }
+
+    /// Nothing is there yet.
+    pub async fn place(&self) -> LedgerPlace {
+        match self {
+            Self::Files(folder) => {
+                LedgerPlace::File(folder.path().join(format!("{}.db", uuid::Uuid::new_v4().simple())))
+            }
+            Self::Server(server) => server.database().await.into(),
+        }
+    }
+
+    /// A new ledger.
+    pub async fn ledger(&self) -> Ledger {
+        Ledger::open_or_create(self.place().await).await.unwrap()
+    }
+
+    pub async fn end(self) {
+        if let Self::Server(server) = self {
+            server.end().await;
+        }
+    }
+}
+
+/// Each story on each database.
+macro_rules! on_each_database {
+    ($($story:ident),* $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $story() {
+                super::$story(&crate::ledger::testing::Home::sqlite()).await;
+            })*
+        }
+
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $story() {
+                if let Some(home) = crate::ledger::testing::Home::postgres() {
+                    super::$story(&home).await;
+                    home.end().await;
+                }
+            })*
+        }
+    };
+}
+pub(super) use on_each_database;
+
+/// Somebody leads after whoever led has lost it: its lease is over at `now_ms`, or its session is gone.
+pub async fn succeed(ledger: &Ledger, holder: &str, lease_ms: i64, now_ms: i64) -> Epoch {
+    ledger.session.close().await;
+    loop {
+        if let Some(epoch) = ledger.lead(holder, lease_ms, now_ms).await.unwrap() {
+            return epoch;
+        }
+        // The server takes a moment to notice that a session has ended.
+        assert!(matches!(ledger.place(), LedgerPlace::Postgres(_)), "the lease is not over");
+        tokio::task::yield_now().await;
+    }
 }
 
 pub fn new_request(source: &str, pinned: i64) -> NewRequest {

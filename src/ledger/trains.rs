@@ -3,12 +3,12 @@
 
 use mergeberg_kernel::ids::{Epoch, RefName, SnapshotId, TableUuid, TrainId};
 use serde::Serialize;
-use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::Ledger;
 use super::decode::{Fields, to_json, words};
 use super::error::{LedgerError, is_unique_violation};
 use super::leader::fence;
+use crate::database::{Row, Transaction, query};
 
 words! {
     TrainStatus {
@@ -43,7 +43,7 @@ pub struct TrainRow {
 }
 
 impl TrainRow {
-    fn decode(row: &SqliteRow) -> Result<Self, LedgerError> {
+    fn decode(row: &Row) -> Result<Self, LedgerError> {
         let f = Fields::new("train", "train", row);
         Ok(Self {
             train: TrainId(f.text("train")?),
@@ -77,7 +77,7 @@ impl Ledger {
         } = row;
         let mut tx = self.begin().await?;
         fence(&mut tx, epoch).await?;
-        let inserted = sqlx::query(
+        let inserted = query(
             "INSERT INTO train (train, table_uuid, target, temp_ref, planned_head, tail, candidates,
                  written, status, at_ms)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
@@ -92,7 +92,7 @@ impl Ledger {
         .bind(written.as_ref().map(to_json).transpose()?)
         .bind(status.word())
         .bind(*at_ms)
-        .execute(&mut *tx)
+        .execute(&mut tx)
         .await;
         match inserted {
             Err(error) if is_unique_violation(&error) => {
@@ -113,12 +113,12 @@ impl Ledger {
     ) -> Result<(), LedgerError> {
         let mut tx = self.begin_progress().await?;
         fence(&mut tx, epoch).await?;
-        let changed = sqlx::query("UPDATE train SET written = $1 WHERE train = $2")
+        let changed = query("UPDATE train SET written = $1 WHERE train = $2")
             .bind(to_json(written)?)
             .bind(train.as_str())
-            .execute(&mut *tx)
+            .execute(&mut tx)
             .await?;
-        if changed.rows_affected() != 1 {
+        if changed != 1 {
             return Err(LedgerError::NoSuchTrain(train.clone()));
         }
         tx.commit().await?;
@@ -155,7 +155,7 @@ impl Ledger {
 
     /// The train to which a temporary branch belonged; `None` for a name that this ledger never gave.
     pub async fn train_of_ref(&self, temp_ref: &RefName) -> Result<Option<TrainRow>, LedgerError> {
-        let row = sqlx::query("SELECT * FROM train WHERE temp_ref = $1")
+        let row = query("SELECT * FROM train WHERE temp_ref = $1")
             .bind(temp_ref.as_str())
             .fetch_optional(&self.readers)
             .await?;
@@ -164,7 +164,7 @@ impl Ledger {
 
     /// Trains of a table whose temporary branch may be in the catalog, oldest first.
     pub async fn unfinished_trains(&self, table_uuid: &TableUuid) -> Result<Vec<TrainRow>, LedgerError> {
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT * FROM train WHERE table_uuid = $1 AND status IN ('staging', 'staged')
              ORDER BY at_ms, train",
         )
@@ -175,20 +175,20 @@ impl Ledger {
     }
 }
 
-pub(super) async fn train_row(conn: &mut SqliteConnection, train: &TrainId) -> Result<TrainRow, LedgerError> {
+pub(super) async fn train_row(conn: &mut Transaction, train: &TrainId) -> Result<TrainRow, LedgerError> {
     let sql = "SELECT * FROM train WHERE train = $1";
-    match sqlx::query(sql).bind(train.as_str()).fetch_optional(conn).await? {
+    match query(sql).bind(train.as_str()).fetch_optional(conn).await? {
         Some(row) => TrainRow::decode(&row),
         None => Err(LedgerError::NoSuchTrain(train.clone())),
     }
 }
 
 pub(super) async fn write_status(
-    conn: &mut SqliteConnection,
+    conn: &mut Transaction,
     train: &TrainId,
     to: TrainStatus,
 ) -> Result<(), LedgerError> {
-    sqlx::query("UPDATE train SET status = $1 WHERE train = $2")
+    query("UPDATE train SET status = $1 WHERE train = $2")
         .bind(to.word())
         .bind(train.as_str())
         .execute(conn)
@@ -198,12 +198,16 @@ pub(super) async fn write_status(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{open, train};
+    use super::super::testing::{Home, on_each_database, train};
     use super::*;
 
-    #[tokio::test]
-    async fn a_train_is_unfinished_until_its_branch_is_gone() {
-        let (_folder, ledger) = open().await;
+    on_each_database! {
+        a_train_is_unfinished_until_its_branch_is_gone,
+        rule_r7_a_temporary_name_is_used_once,
+    }
+
+    async fn a_train_is_unfinished_until_its_branch_is_gone(home: &Home) {
+        let ledger = home.ledger().await;
         let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
         let one = train("t1", &[11, 12]);
         let two = TrainRow { planned_head: None, at_ms: one.at_ms + 1, ..train("t2", &[21]) };
@@ -224,9 +228,8 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn rule_r7_a_temporary_name_is_used_once() {
-        let (_folder, ledger) = open().await;
+    async fn rule_r7_a_temporary_name_is_used_once(home: &Home) {
+        let ledger = home.ledger().await;
         let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
         let one = train("t1", &[11]);
         ledger.record_train(epoch, &one).await.unwrap();

@@ -4,13 +4,13 @@
 //! its lane go on. Only reading for the queue is lenient; looking at the request shows the error.
 
 use mergeberg_kernel::ids::{RefName, RequestId, TableUuid};
-use sqlx::sqlite::SqliteRow;
 
 use super::Ledger;
 use super::decode::Fields;
 use super::error::LedgerError;
 use super::events::{EventKind, NewEvent, append};
 use super::rows::RequestRow;
+use crate::database::{Row, query};
 
 /// Waiting requests that one tick looks at, oldest first; the others are seen when these have moved on.
 const MAX_WAITING: i64 = 5_000;
@@ -34,7 +34,7 @@ impl Ledger {
     /// be read does not stop the others (case O36): it is given apart.
     pub async fn waiting(&self, table_uuid: &TableUuid, target: &RefName) -> Result<Waiting, LedgerError> {
         // Told by the states that are past admission, so that a word which no release wrote comes to light.
-        let rows = sqlx::query(
+        let rows = query(
             "SELECT * FROM merge_request
              WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
                AND state NOT IN ('planning', 'staged', 'checking', 'landing', 'unknown')
@@ -52,12 +52,11 @@ impl Ledger {
     pub async fn tell_unreadable(&self, rows: &[Unreadable], now_ms: i64) -> Result<(), LedgerError> {
         let mut tx = self.begin().await?;
         for Unreadable { request, error } in rows {
-            let told: Option<i64> =
-                sqlx::query_scalar("SELECT id FROM event WHERE kind = $1 AND request = $2 LIMIT 1")
-                    .bind(EventKind::Unreadable.word())
-                    .bind(request.0)
-                    .fetch_optional(&mut *tx)
-                    .await?;
+            let told: Option<i64> = query("SELECT id FROM event WHERE kind = $1 AND request = $2 LIMIT 1")
+                .bind(EventKind::Unreadable.word())
+                .bind(request.0)
+                .optional_scalar(&mut tx)
+                .await?;
             if told.is_some() {
                 continue;
             }
@@ -77,7 +76,7 @@ impl Ledger {
 }
 
 /// Separates the rows that can be read from those that cannot. Any other error is nobody's row.
-pub(super) fn readable(rows: &[SqliteRow]) -> Result<Waiting, LedgerError> {
+pub(super) fn readable(rows: &[Row]) -> Result<Waiting, LedgerError> {
     let mut waiting = Waiting::default();
     for row in rows {
         match RequestRow::decode(row) {

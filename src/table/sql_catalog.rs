@@ -1,15 +1,20 @@
-//! The SQL catalog: tables by name in a SQLite file, metadata files in a local warehouse, on the layout of
+//! The SQL catalog: tables by name in SQLite or PostgreSQL, metadata files in a local warehouse, on the layout of
 //! Java's JdbcCatalog and PyIceberg's SqlCatalog, so that both work on the same tables.
 //!
 //! A commit writes a new metadata file under a name that nobody has, then moves the table's pointer with
 //! one conditional update: the number of rows it changed is the answer (case O27). Nothing is retried but
-//! a locked file; a lost race is told and left to the caller.
+//! a locked database; a lost race is told and left to the caller. A connection that is lost while the update is
+//! committed leaves the outcome unknown, to be settled by reading (0020).
 //!
 //! Absent on purpose: other databases and object stores, views, and transactions over several tables.
 
 mod database;
+mod place;
+#[cfg(test)]
+mod postgres_tests;
 #[cfg(test)]
 mod tests;
+mod trouble;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -31,6 +36,7 @@ use super::metadata_file::{self, Codec, MetadataFileError};
 use super::table_cache::TableCache;
 use database::CatalogDatabase;
 pub(super) use database::Swap;
+pub use place::DatabasePlace;
 
 /// Points between the steps of a commit, for tests that script races and crashes. They run on the
 /// committing task and may block it.
@@ -58,15 +64,26 @@ pub struct SqlCatalog {
 }
 
 impl SqlCatalog {
-    /// Opens a catalog that exists. `name` is the catalog's name in the file (PyIceberg's catalog name),
-    /// `uri` a path or `sqlite:` address, `warehouse` a folder as path or `file://` location.
-    pub async fn open(name: &str, uri: &str, warehouse: &str, clock: Clock) -> Result<Self, CatalogError> {
-        Ok(Self::on(CatalogDatabase::open(name, uri).await?, warehouse, clock))
+    /// Opens a catalog that exists. `name` is the catalog's name in the database (PyIceberg's catalog name),
+    /// `place` the database (text is a file: a path or `sqlite:` address), `warehouse` a folder as path or
+    /// `file://` location.
+    pub async fn open(
+        name: &str,
+        place: impl Into<DatabasePlace>,
+        warehouse: &str,
+        clock: Clock,
+    ) -> Result<Self, CatalogError> {
+        Ok(Self::on(CatalogDatabase::open(name, place.into()).await?, warehouse, clock))
     }
 
-    /// Opens a catalog, creating the file and its two tables where they are missing.
-    pub async fn create(name: &str, uri: &str, warehouse: &str, clock: Clock) -> Result<Self, CatalogError> {
-        Ok(Self::on(CatalogDatabase::create(name, uri).await?, warehouse, clock))
+    /// Opens a catalog, creating a file and the two tables where they are missing.
+    pub async fn create(
+        name: &str,
+        place: impl Into<DatabasePlace>,
+        warehouse: &str,
+        clock: Clock,
+    ) -> Result<Self, CatalogError> {
+        Ok(Self::on(CatalogDatabase::create(name, place.into()).await?, warehouse, clock))
     }
 
     fn on(database: CatalogDatabase, warehouse: &str, clock: Clock) -> Self {

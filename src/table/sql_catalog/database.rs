@@ -1,32 +1,25 @@
-//! The catalog's two tables in SQLite, on the layout that Java's JdbcCatalog and PyIceberg's SqlCatalog
-//! share. All of the catalog's SQL is here.
+//! The catalog's two tables in SQLite or PostgreSQL, on the layout that Java's JdbcCatalog and PyIceberg's
+//! SqlCatalog share. All of the catalog's SQL is here.
 //!
-//! The file may belong to another engine, so nothing of it is changed beyond the rows: no journal mode,
+//! The database may belong to another engine, so nothing of it is changed beyond the rows: no journal mode,
 //! no migration. Both layouts are served: with the column `iceberg_type` (v1) and without (v0).
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use mergeberg_kernel::ids::TableName;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions};
 
 use super::super::catalog::CatalogError;
+use super::place::DatabasePlace;
+use crate::database::{Pool, Sql, Target, Transaction, query};
 
-/// How long SQLite itself waits for another writer, a time.
+/// How long SQLite itself waits for another writer, a time. PostgreSQL waits as long for a lock.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often a write that found the file locked is tried in all.
+/// How often a write that found the database locked is tried in all.
 const BUSY_ATTEMPTS: u32 = 3;
-/// Connections to the file: writes are serial anyway, reads are single look-ups.
+/// Connections to the database: writes are short, reads are single look-ups.
 const MAX_CONNECTIONS: u32 = 4;
-
-/// Primary result codes of SQLite (sqlite.org/rescode.html).
-const SQLITE_BUSY: i64 = 5;
-const SQLITE_LOCKED: i64 = 6;
-const SQLITE_READONLY: i64 = 8;
-const SQLITE_CORRUPT: i64 = 11;
-const SQLITE_NOTADB: i64 = 26;
-/// Extended code: the file was moved or replaced under an open connection.
-const SQLITE_READONLY_DBMOVED: i64 = 1032;
 
 /// Which of the two layouts the file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,32 +52,33 @@ macro_rules! tables_only {
 
 const POINTER: Statement = tables_only!(
     "SELECT metadata_location FROM iceberg_tables \
-     WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?"
+     WHERE catalog_name = $1 AND table_namespace = $2 AND table_name = $3"
 );
 const LIST: Statement =
-    tables_only!("SELECT table_namespace, table_name FROM iceberg_tables WHERE catalog_name = ?");
+    tables_only!("SELECT table_namespace, table_name FROM iceberg_tables WHERE catalog_name = $1");
 const SWAP: Statement = tables_only!(
-    "UPDATE iceberg_tables SET metadata_location = ?, previous_metadata_location = ? \
-     WHERE catalog_name = ? AND table_namespace = ? AND table_name = ? AND metadata_location = ?"
+    "UPDATE iceberg_tables SET metadata_location = $1, previous_metadata_location = $2 \
+     WHERE catalog_name = $3 AND table_namespace = $4 AND table_name = $5 AND metadata_location = $2"
 );
 const DELETE: Statement = tables_only!(
-    "DELETE FROM iceberg_tables WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?"
+    "DELETE FROM iceberg_tables WHERE catalog_name = $1 AND table_namespace = $2 AND table_name = $3"
 );
 const RENAME: Statement = tables_only!(
-    "UPDATE iceberg_tables SET table_namespace = ?, table_name = ? \
-     WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?"
+    "UPDATE iceberg_tables SET table_namespace = $1, table_name = $2 \
+     WHERE catalog_name = $3 AND table_namespace = $4 AND table_name = $5"
 );
 const INSERT: Statement = Statement {
     v0: "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location) \
-         VALUES (?, ?, ?, ?)",
+         VALUES ($1, $2, $3, $4)",
     v1: "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location, iceberg_type) \
-         VALUES (?, ?, ?, ?, 'TABLE')",
+         VALUES ($1, $2, $3, $4, 'TABLE')",
 };
-const INSERT_NAMESPACE: &str = "INSERT OR IGNORE INTO iceberg_namespace_properties \
-     (catalog_name, namespace, property_key, property_value) VALUES (?, ?, 'exists', 'true')";
+const INSERT_NAMESPACE: &str = "INSERT INTO iceberg_namespace_properties \
+     (catalog_name, namespace, property_key, property_value) VALUES ($1, $2, 'exists', 'true') \
+     ON CONFLICT DO NOTHING";
 const NAMESPACE_EXISTS: &str = "SELECT \
-     EXISTS (SELECT 1 FROM iceberg_namespace_properties WHERE catalog_name = ?1 AND namespace = ?2) \
-     OR EXISTS (SELECT 1 FROM iceberg_tables WHERE catalog_name = ?1 AND table_namespace = ?2)";
+     EXISTS (SELECT 1 FROM iceberg_namespace_properties WHERE catalog_name = $1 AND namespace = $2) \
+     OR EXISTS (SELECT 1 FROM iceberg_tables WHERE catalog_name = $1 AND table_namespace = $2)";
 
 /// As PyIceberg creates them.
 const CREATE_TABLES: [&str; 2] = [
@@ -106,6 +100,13 @@ const CREATE_TABLES: [&str; 2] = [
     )",
 ];
 
+/// Columns of the catalog's table; none: there is no such table.
+const COLUMNS: Sql = Sql::of_each(
+    "SELECT name FROM pragma_table_info('iceberg_tables')",
+    "SELECT attname::TEXT FROM pg_attribute \
+     WHERE attrelid = to_regclass('iceberg_tables') AND attnum > 0 AND NOT attisdropped",
+);
+
 /// What became of a conditional swap of a table's pointer.
 #[derive(Debug)]
 pub enum Swap {
@@ -118,74 +119,59 @@ pub enum Swap {
     Unknown(String),
 }
 
-/// An open catalog file.
+/// An open catalog.
 #[derive(Debug)]
 pub struct CatalogDatabase {
     catalog: String,
-    path: PathBuf,
-    pool: SqlitePool,
+    place: DatabasePlace,
+    pool: Pool,
     layout: Layout,
 }
 
 impl CatalogDatabase {
-    /// Opens an existing file that has the catalog's tables.
-    pub async fn open(catalog: &str, url: &str) -> Result<Self, CatalogError> {
-        let Address { path, read_only } = Address::parse(url);
-        if !path.is_file() {
-            // What a relative path of PyIceberg's becomes here.
-            let at_root = path.parent() == Some(Path::new("/"));
-            let hint = if at_root {
-                " (sqlite:///x is an absolute path here: write the file as a path)"
-            } else {
-                ""
-            };
-            return Err(CatalogError::Unavailable(format!(
-                "the catalog file {} does not exist; correct the catalog's uri in mergeberg.toml{hint}, or \
-                 create the catalog with the engine that owns it",
-                path.display()
-            )));
+    /// Opens an existing database that has the catalog's tables.
+    pub async fn open(catalog: &str, place: DatabasePlace) -> Result<Self, CatalogError> {
+        match &place {
+            DatabasePlace::File { path, read_only } => {
+                require_file(path)?;
+                let options = SqliteConnectOptions::new().filename(path).read_only(*read_only);
+                let pool = Pool::Sqlite(file_pool(options));
+                Self::of_pool(catalog, place, pool).await
+            }
+            DatabasePlace::Postgres(server) => {
+                // Not by a pool, which would try again and again before it told what is wrong.
+                let mut conn = server.connect().await.map_err(|e| place.unread(e))?;
+                let layout = layout(&mut conn, &place).await?;
+                let pool = Pool::Postgres(server.pool(MAX_CONNECTIONS));
+                Ok(Self { catalog: catalog.to_owned(), place, pool, layout })
+            }
         }
-        let options = SqliteConnectOptions::new().filename(&path).read_only(read_only);
-        Self::connect(catalog, path, options).await
     }
 
-    /// Opens the file, creating it and the catalog's tables where they are missing.
-    pub async fn create(catalog: &str, url: &str) -> Result<Self, CatalogError> {
-        let Address { path, read_only: _ } = Address::parse(url);
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent).map_err(|e| {
-                CatalogError::ReadOnly(format!("the folder {} cannot be created: {e}", parent.display()))
-            })?;
-        }
-        let options = SqliteConnectOptions::new().filename(&path).create_if_missing(true);
-        let pool = pool(options.clone());
+    /// Opens the catalog, creating file and tables where they are missing. A database on a server has to exist.
+    pub async fn create(catalog: &str, place: DatabasePlace) -> Result<Self, CatalogError> {
+        let pool = match &place {
+            DatabasePlace::File { path, read_only: _ } => {
+                if let Some(parent) = path.parent() {
+                    std::fs::create_dir_all(parent).map_err(|e| {
+                        let folder = parent.display();
+                        CatalogError::ReadOnly(format!("the folder {folder} cannot be created: {e}"))
+                    })?;
+                }
+                let options = SqliteConnectOptions::new().filename(path).create_if_missing(true);
+                Pool::Sqlite(file_pool(options))
+            }
+            DatabasePlace::Postgres(server) => Pool::Postgres(server.pool(MAX_CONNECTIONS)),
+        };
         for statement in CREATE_TABLES {
-            sqlx::query(statement).execute(&pool).await.map_err(|e| describe(&path, e))?;
+            query(statement).execute(&pool).await.map_err(|e| place.unwritten(e))?;
         }
-        pool.close().await;
-        Self::connect(catalog, path, options).await
+        Self::of_pool(catalog, place, pool).await
     }
 
-    async fn connect(
-        catalog: &str,
-        path: PathBuf,
-        options: SqliteConnectOptions,
-    ) -> Result<Self, CatalogError> {
-        let pool = pool(options);
-        let columns: Vec<(String,)> = sqlx::query_as("SELECT name FROM pragma_table_info('iceberg_tables')")
-            .fetch_all(&pool)
-            .await
-            .map_err(|e| describe(&path, e))?;
-        if columns.is_empty() {
-            return Err(CatalogError::Unavailable(format!(
-                "the file {} has no table iceberg_tables, so it is not an Iceberg catalog; correct the \
-                 catalog's uri",
-                path.display()
-            )));
-        }
-        let has_type = columns.iter().any(|(name,)| name == "iceberg_type");
-        let layout = if has_type { Layout::V1 } else { Layout::V0 };
-        Ok(Self { catalog: catalog.to_owned(), path, pool, layout })
+    async fn of_pool(catalog: &str, place: DatabasePlace, pool: Pool) -> Result<Self, CatalogError> {
+        let layout = layout(&pool, &place).await?;
+        Ok(Self { catalog: catalog.to_owned(), place, pool, layout })
     }
 
     pub fn catalog(&self) -> &str {
@@ -194,18 +180,18 @@ impl CatalogDatabase {
 
     /// The metadata location of a table; `None` when there is no such table.
     pub async fn pointer(&self, table: &TableName) -> Result<Option<String>, CatalogError> {
-        let row: Option<(Option<String>,)> = sqlx::query_as(POINTER.on(self.layout))
+        let row: Option<Option<String>> = query(POINTER.on(self.layout))
             .bind(&self.catalog)
             .bind(table.namespace_text())
             .bind(&table.name)
-            .fetch_optional(&self.pool)
+            .optional_scalar(&self.pool)
             .await
-            .map_err(|e| describe(&self.path, e))?;
+            .map_err(|e| self.place.unread(e))?;
         match row {
-            Some((Some(location),)) => Ok(Some(location)),
-            Some((None,)) => Err(CatalogError::Unreadable {
+            Some(Some(location)) => Ok(Some(location)),
+            Some(None) => Err(CatalogError::Unreadable {
                 table: table.clone(),
-                location: self.path.display().to_string(),
+                location: self.place.to_string(),
                 message: "its catalog row has no metadata location".to_owned(),
             }),
             None => Ok(None),
@@ -214,18 +200,17 @@ impl CatalogDatabase {
 
     /// All tables, by name.
     pub async fn tables(&self) -> Result<Vec<TableName>, CatalogError> {
-        let rows: Vec<(String, String)> = sqlx::query_as(LIST.on(self.layout))
-            .bind(&self.catalog)
-            .fetch_all(&self.pool)
-            .await
-            .map_err(|e| describe(&self.path, e))?;
-        let mut tables: Vec<TableName> = rows
-            .into_iter()
-            .map(|(namespace, name)| TableName {
+        let unread = |e| self.place.unread(e);
+        let rows =
+            query(LIST.on(self.layout)).bind(&self.catalog).fetch_all(&self.pool).await.map_err(unread)?;
+        let mut tables = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let namespace: String = row.try_get("table_namespace").map_err(unread)?;
+            tables.push(TableName {
                 namespace: namespace.split('.').map(str::to_owned).collect(),
-                name,
-            })
-            .collect();
+                name: row.try_get("table_name").map_err(unread)?,
+            });
+        }
         tables.sort();
         Ok(tables)
     }
@@ -235,43 +220,45 @@ impl CatalogDatabase {
         let mut attempt = 1;
         loop {
             match self.try_swap(table, from, to).await {
-                Err(error) if is_busy(&error) && attempt < BUSY_ATTEMPTS => attempt += 1,
-                Err(error) => return Swap::NotApplied(describe(&self.path, error)),
+                Err(error) if self.place.is_busy(&error) && attempt < BUSY_ATTEMPTS => attempt += 1,
+                Err(error) => return Swap::NotApplied(self.place.unwritten(error)),
                 Ok(swap) => return swap,
             }
         }
     }
 
-    /// One attempt. An error means that nothing was applied: dropping the transaction rolls it back.
+    /// One attempt. An error means that nothing was applied: dropping the transaction rolls it back, and so does
+    /// a server that loses the connection before it was asked to commit.
     async fn try_swap(&self, table: &TableName, from: &str, to: &str) -> Result<Swap, sqlx::Error> {
-        // IMMEDIATE takes the write lock first, so that a lock held by others shows before the update.
-        let mut transaction = self.pool.begin_with("BEGIN IMMEDIATE").await?;
-        let updated = sqlx::query(SWAP.on(self.layout))
+        let mut transaction = self.begin().await?;
+        let updated = query(SWAP.on(self.layout))
             .bind(to)
             .bind(from)
             .bind(&self.catalog)
             .bind(table.namespace_text())
             .bind(&table.name)
-            .bind(from)
-            .execute(&mut *transaction)
+            .execute(&mut transaction)
             .await?;
-        if updated.rows_affected() != 1 {
+        if updated != 1 {
             transaction.rollback().await?;
             return Ok(Swap::Stale);
         }
         match transaction.commit().await {
             Ok(()) => Ok(Swap::Done),
-            // Readers kept the file locked: the commit did not begin.
-            Err(error) if is_busy(&error) => Err(error),
-            Err(error) => {
-                Ok(Swap::Unknown(format!("the commit in {} failed half-way: {error}", self.path.display())))
-            }
+            Err(error) if self.place.is_undone(&error) => Err(error),
+            Err(error) => Ok(Swap::Unknown(format!("the commit in {} failed half-way: {error}", self.place))),
         }
+    }
+
+    /// On SQLite IMMEDIATE takes the write lock first, so that a lock held by others shows before the update. On
+    /// PostgreSQL an update waits for another one of its row, and then looks at the row as that one left it.
+    async fn begin(&self) -> Result<Transaction, sqlx::Error> {
+        self.pool.begin_with("BEGIN IMMEDIATE", "BEGIN ISOLATION LEVEL READ COMMITTED").await
     }
 
     /// Adds a table's row; `false` when the name is taken.
     pub async fn insert(&self, table: &TableName, location: &str) -> Result<bool, CatalogError> {
-        let inserted = sqlx::query(INSERT.on(self.layout))
+        let inserted = query(INSERT.on(self.layout))
             .bind(&self.catalog)
             .bind(table.namespace_text())
             .bind(&table.name)
@@ -283,7 +270,7 @@ impl CatalogDatabase {
 
     /// Renames a table's row; `false` when the new name is taken.
     pub async fn rename(&self, from: &TableName, to: &TableName) -> Result<bool, CatalogError> {
-        let renamed = sqlx::query(RENAME.on(self.layout))
+        let renamed = query(RENAME.on(self.layout))
             .bind(to.namespace_text())
             .bind(&to.name)
             .bind(&self.catalog)
@@ -291,7 +278,7 @@ impl CatalogDatabase {
             .bind(&from.name)
             .execute(&self.pool)
             .await;
-        if matches!(&renamed, Ok(done) if done.rows_affected() == 0) {
+        if matches!(renamed, Ok(0)) {
             return Err(CatalogError::NotFound(from.clone()));
         }
         self.unless_taken(renamed)
@@ -299,142 +286,81 @@ impl CatalogDatabase {
 
     /// Removes a table's row. Its files stay.
     pub async fn delete(&self, table: &TableName) -> Result<(), CatalogError> {
-        let deleted = sqlx::query(DELETE.on(self.layout))
+        let deleted = query(DELETE.on(self.layout))
             .bind(&self.catalog)
             .bind(table.namespace_text())
             .bind(&table.name)
             .execute(&self.pool)
             .await
-            .map_err(|e| describe(&self.path, e))?;
-        if deleted.rows_affected() == 0 {
+            .map_err(|e| self.place.unwritten(e))?;
+        if deleted == 0 {
             return Err(CatalogError::NotFound(table.clone()));
         }
         Ok(())
     }
 
     pub async fn insert_namespace(&self, namespace: &str) -> Result<(), CatalogError> {
-        sqlx::query(INSERT_NAMESPACE)
+        query(INSERT_NAMESPACE)
             .bind(&self.catalog)
             .bind(namespace)
             .execute(&self.pool)
             .await
-            .map_err(|e| describe(&self.path, e))?;
+            .map_err(|e| self.place.unwritten(e))?;
         Ok(())
     }
 
     pub async fn namespace_exists(&self, namespace: &str) -> Result<bool, CatalogError> {
-        let (exists,): (bool,) = sqlx::query_as(NAMESPACE_EXISTS)
+        query(NAMESPACE_EXISTS)
             .bind(&self.catalog)
             .bind(namespace)
-            .fetch_one(&self.pool)
+            .scalar(&self.pool)
             .await
-            .map_err(|e| describe(&self.path, e))?;
-        Ok(exists)
+            .map_err(|e| self.place.unread(e))
     }
 
-    fn unless_taken(
-        &self,
-        result: Result<sqlx::sqlite::SqliteQueryResult, sqlx::Error>,
-    ) -> Result<bool, CatalogError> {
+    fn unless_taken(&self, result: Result<u64, sqlx::Error>) -> Result<bool, CatalogError> {
         match result {
             Ok(_) => Ok(true),
             Err(sqlx::Error::Database(error)) if error.is_unique_violation() => Ok(false),
-            Err(error) => Err(describe(&self.path, error)),
+            Err(error) => Err(self.place.unwritten(error)),
         }
     }
 }
 
-fn pool(options: SqliteConnectOptions) -> SqlitePool {
+fn require_file(path: &Path) -> Result<(), CatalogError> {
+    if path.is_file() {
+        return Ok(());
+    }
+    // What a relative path of PyIceberg's becomes here.
+    let at_root = path.parent() == Some(Path::new("/"));
+    let hint = if at_root { " (sqlite:///x is an absolute path here: write the file as a path)" } else { "" };
+    Err(CatalogError::Unavailable(format!(
+        "the catalog file {} does not exist; correct the catalog's uri in mergeberg.toml{hint}, or create the \
+         catalog with the engine that owns it",
+        path.display()
+    )))
+}
+
+async fn layout<'c>(on: impl Into<Target<'c>>, place: &DatabasePlace) -> Result<Layout, CatalogError> {
+    let columns: Vec<String> = query(COLUMNS).scalars(on).await.map_err(|e| place.unread(e))?;
+    if columns.is_empty() {
+        let kind = match place {
+            DatabasePlace::File { .. } => "file",
+            DatabasePlace::Postgres(_) => "database",
+        };
+        return Err(CatalogError::Unavailable(format!(
+            "the {kind} {place} has no table iceberg_tables, so it is not an Iceberg catalog; correct the \
+             catalog's uri"
+        )));
+    }
+    let has_type = columns.iter().any(|name| name == "iceberg_type");
+    Ok(if has_type { Layout::V1 } else { Layout::V0 })
+}
+
+fn file_pool(options: SqliteConnectOptions) -> SqlitePool {
     SqlitePoolOptions::new()
         .max_connections(MAX_CONNECTIONS)
         // A local file has no connection to lose.
         .test_before_acquire(false)
         .connect_lazy_with(options.busy_timeout(BUSY_TIMEOUT))
-}
-
-/// The file behind a catalog's uri.
-#[derive(Debug, PartialEq, Eq)]
-struct Address {
-    path: PathBuf,
-    read_only: bool,
-}
-
-impl Address {
-    /// A plain path, `sqlite:path`, `sqlite:///absolute`, or SQLAlchemy's `sqlite:////absolute` and
-    /// `sqlite+pysqlite://` as PyIceberg takes them. `?mode=ro` opens read-only.
-    fn parse(url: &str) -> Self {
-        let (address, query) = match url.split_once('?') {
-            Some((address, query)) => (address, query),
-            None => (url, ""),
-        };
-        let rest = match address.split_once(':') {
-            Some((scheme, rest)) if scheme == "sqlite" || scheme.starts_with("sqlite+") => {
-                rest.strip_prefix("//").unwrap_or(rest)
-            }
-            Some(("file", rest)) => rest.strip_prefix("//").unwrap_or(rest),
-            Some(_) | None => address,
-        };
-        let path = match rest.strip_prefix("//") {
-            Some(absolute) => format!("/{absolute}"),
-            None => rest.to_owned(),
-        };
-        Self { path: PathBuf::from(path), read_only: query.split('&').any(|pair| pair == "mode=ro") }
-    }
-}
-
-fn extended_code(error: &sqlx::Error) -> Option<i64> {
-    match error {
-        sqlx::Error::Database(error) => error.code()?.parse().ok(),
-        _ => None,
-    }
-}
-
-fn is_busy(error: &sqlx::Error) -> bool {
-    matches!(extended_code(error).map(|code| code & 0xff), Some(SQLITE_BUSY | SQLITE_LOCKED))
-}
-
-/// A database error in the catalog's words; the file is always named.
-fn describe(path: &Path, error: sqlx::Error) -> CatalogError {
-    let file = path.display();
-    let Some(code) = extended_code(&error) else {
-        return CatalogError::Unavailable(format!("{file}: {error}"));
-    };
-    if code == SQLITE_READONLY_DBMOVED {
-        return CatalogError::Unavailable(format!(
-            "the catalog file {file} was moved or replaced while it was open; restart to open the new one"
-        ));
-    }
-    match code & 0xff {
-        SQLITE_READONLY => CatalogError::ReadOnly(format!("the catalog file {file}: {error}")),
-        SQLITE_CORRUPT | SQLITE_NOTADB => CatalogError::Unavailable(format!(
-            "the catalog file {file} is damaged or no SQLite database ({error}); restore it from a backup"
-        )),
-        SQLITE_BUSY | SQLITE_LOCKED => CatalogError::Unavailable(format!(
-            "another process keeps the catalog file {file} locked; find the one with an open transaction"
-        )),
-        _ => CatalogError::Unavailable(format!("the catalog file {file}: {error}")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_way_to_write_the_address_gives_the_file() {
-        for (url, path) in [
-            ("/w/catalog.db", "/w/catalog.db"),
-            ("w/catalog.db", "w/catalog.db"),
-            ("sqlite:/w/catalog.db", "/w/catalog.db"),
-            ("sqlite:w/catalog.db", "w/catalog.db"),
-            ("sqlite://w/catalog.db", "w/catalog.db"),
-            ("sqlite:///w/catalog.db", "/w/catalog.db"),
-            ("sqlite:////w/catalog.db", "/w/catalog.db"),
-            ("sqlite+pysqlite:////w/catalog.db", "/w/catalog.db"),
-            ("file:///w/catalog.db", "/w/catalog.db"),
-        ] {
-            assert_eq!(Address::parse(url), Address { path: PathBuf::from(path), read_only: false }, "{url}");
-        }
-        assert!(Address::parse("sqlite:/w/catalog.db?mode=ro").read_only);
-    }
 }
