@@ -95,7 +95,7 @@ impl From<LedgerError> for UserError {
                 LedgerFault::Unusable => ReasonCode::LedgerUnusable,
                 LedgerFault::Retry => {
                     return Self::new(ReasonCode::LedgerUnusable, message)
-                        .with_next("try again; if it stays, see which process holds the file");
+                        .with_next("try again; if it stays, see which process holds its lock");
                 }
                 LedgerFault::StepDown | LedgerFault::Refused => ReasonCode::Internal,
             },

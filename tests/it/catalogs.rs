@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use mergeberg::table::catalog::{Catalog, CatalogError, CommitOutcome};
 use mergeberg::table::create::TableDefinition;
 use mergeberg::table::loaded::LoadedTable;
-use mergeberg::table::sql_catalog::SqlCatalog;
+use mergeberg::table::sql_catalog::{DatabasePlace, SqlCatalog};
 use mergeberg_kernel::commit::{NewSnapshot, RefRole, Requirement, RowRange, Update};
 use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::ids::{RefName, SchemaId, SnapshotId, SortOrderId, SpecId, TableName, TableUuid};
@@ -16,6 +16,7 @@ use tempfile::TempDir;
 use crate::support::child::real_now;
 use crate::support::fault_server::{FaultServer, Manners};
 use crate::support::polaris::Polaris;
+use crate::support::postgres::TestServer;
 use crate::support::rest::RestServer;
 use crate::support::{branch, main_branch};
 
@@ -44,6 +45,17 @@ impl Place {
         let catalog = Arc::new(SqlCatalog::create("test", &uri, &warehouse, clock.clone()).await.unwrap());
         let other = Arc::new(SqlCatalog::open("test", &uri, &warehouse, clock).await.unwrap());
         Some(Self { catalog: catalog.clone(), other, making: Making::Sql(catalog), folder })
+    }
+
+    async fn postgres(server: &TestServer) -> Self {
+        let folder = TempDir::new().unwrap();
+        let database = DatabasePlace::from(server.database().await);
+        let warehouse = format!("file://{}", folder.path().join("warehouse").display());
+        let clock = Arc::new(real_now);
+        let catalog =
+            Arc::new(SqlCatalog::create("test", &database, &warehouse, clock.clone()).await.unwrap());
+        let other = Arc::new(SqlCatalog::open("test", &database, &warehouse, clock).await.unwrap());
+        Self { catalog: catalog.clone(), other, making: Making::Sql(catalog), folder }
     }
 
     async fn rest_server() -> Option<Self> {
@@ -180,6 +192,16 @@ macro_rules! over_every_catalog {
             $(#[tokio::test(flavor = "multi_thread")]
             async fn $story() {
                 super::$story(&super::Place::sqlite().await.unwrap()).await;
+            })*
+        }
+
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $story() {
+                if let Some(server) = super::TestServer::find() {
+                    super::$story(&super::Place::postgres(&server).await).await;
+                    server.end().await;
+                }
             })*
         }
 

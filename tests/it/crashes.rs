@@ -11,7 +11,7 @@ use crate::sources::wap;
 use crate::support::child::{LONG_LEASE, SHORT_LEASE, until};
 use crate::support::{House, Order, branch, order};
 
-const POLICY: &str = r#"
+pub const POLICY: &str = r#"
 table = "shop.orders"
 
 [[check]]
@@ -37,7 +37,7 @@ prefix = ""
 "#;
 
 /// Steps that every train passes.
-const ALWAYS: [Step; 12] = [
+pub const ALWAYS: [Step; 12] = [
     Step::Admitted,
     Step::CandidatesWritten,
     Step::TrainRecorded,
@@ -56,12 +56,12 @@ const ALWAYS: [Step; 12] = [
 const EVERY_STEP: &str = "every step";
 
 /// What a history ends in.
-struct Ends {
-    states: Vec<(RequestId, &'static str)>,
-    keys: Vec<i64>,
-    refs: Vec<&'static str>,
+pub struct Ends {
+    pub states: Vec<(RequestId, &'static str)>,
+    pub keys: Vec<i64>,
+    pub refs: Vec<&'static str>,
     /// Snapshots that this history puts on the target.
-    published: usize,
+    pub published: usize,
 }
 
 /// Crashes at each of `steps` in a House of its own, and starts again.
@@ -78,12 +78,12 @@ async fn crash_at_each(steps: &[Step], history: impl AsyncFn(&House) -> Ends) {
 }
 
 impl House {
-    async fn chain_length(&self) -> usize {
+    pub async fn chain_length(&self) -> usize {
         let table = self.loaded().await;
         table.facts.snapshots.chain(table.facts.head(&branch("main")).unwrap()).ids.len()
     }
 
-    async fn assert_ends(&self, ends: &Ends, before: usize, at: &str) {
+    pub async fn assert_ends(&self, ends: &Ends, before: usize, at: &str) {
         for (request, state) in &ends.states {
             assert_eq!(self.state(*request).await, *state, "request {request}, killed at {at}");
         }

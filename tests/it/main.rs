@@ -25,6 +25,7 @@ mod engine_tables;
 mod engines;
 mod format_v3;
 mod large_table;
+mod on_postgres;
 mod oracle;
 mod outcomes;
 mod over_polaris;

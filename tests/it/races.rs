@@ -42,7 +42,7 @@ impl House {
     }
 
     /// Every request landed, each key is there once, every commit on main is explained.
-    async fn assert_nothing_lost_nothing_twice(&self, requests: &[RequestId], keys: &[i64]) {
+    pub async fn assert_nothing_lost_nothing_twice(&self, requests: &[RequestId], keys: &[i64]) {
         for request in requests {
             assert_eq!(self.state(*request).await, "landed", "request {request}");
         }
@@ -61,14 +61,12 @@ impl House {
 }
 
 /// Branch writers commit all the time, two workers serve the queue, and requests come in while they do.
-async fn race(settings: Settings, kill_the_leader: bool) {
+pub async fn race(house: &House, kill_the_leader: bool) {
     const WRITERS: i64 = 3;
     const SHARDS: i64 = 8;
-    let house = House::in_real_time(ORDERS_POLICY, settings).await;
     let mut workers = vec![house.start_worker(&[]), house.start_worker(&[])];
 
     let writers = (0..WRITERS).map(|number| {
-        let house = &house;
         async move {
             let writer = house.another_writer(number.unsigned_abs() + 1).await;
             let mut requests = Vec::new();
@@ -117,12 +115,13 @@ async fn race(settings: Settings, kill_the_leader: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_workers_and_many_writers_lose_nothing_and_publish_nothing_twice() {
-    race(LONG_LEASE, false).await;
+    race(&House::in_real_time(ORDERS_POLICY, LONG_LEASE).await, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_second_worker_goes_on_where_the_killed_leader_was() {
-    race(Settings { poll: "100ms", lease: "2s" }, true).await;
+    let settings = Settings { poll: "100ms", lease: "2s" };
+    race(&House::in_real_time(ORDERS_POLICY, settings).await, true).await;
 }
 
 /// Leases so short that the workers depose each other again and again in the middle of their work.

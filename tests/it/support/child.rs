@@ -4,10 +4,11 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use mergeberg::ledger::LedgerPlace;
 use mergeberg::table::catalog::Catalog;
 use serde_json::Value;
 
-use super::{House, order};
+use super::{House, order, postgres};
 
 /// A child that has not ended by then is stuck, whatever the machine.
 pub const PATIENCE: Duration = Duration::from_secs(240);
@@ -40,8 +41,9 @@ impl House {
     /// Writes `mergeberg.toml` beside catalog, ledger and policies.
     pub fn configure(&self, settings: Settings) {
         let warehouse = self.dir.path().join("warehouse");
+        let database = postgres::database_in(self.dir.path());
         let catalog =
-            format!("type = \"sql\"\nuri = \"catalog.db\"\nwarehouse = \"file://{}\"", warehouse.display());
+            format!("type = \"sql\"\nuri = \"{database}\"\nwarehouse = \"file://{}\"", warehouse.display());
         self.configure_for(&catalog, settings);
     }
 }
@@ -50,8 +52,12 @@ impl<C: Catalog + 'static> House<C> {
     /// Writes `mergeberg.toml` with these lines for its catalog.
     pub fn configure_for(&self, catalog: &str, settings: Settings) {
         let Settings { poll, lease } = settings;
+        let ledger = match self.ledger.place() {
+            LedgerPlace::File(_) => "path = \"ledger.db\"".to_owned(),
+            LedgerPlace::Postgres(place) => format!("url = \"{place}\""),
+        };
         let text = format!(
-            "[catalog.test]\n{catalog}\n\n[ledger]\npath = \"ledger.db\"\n\n[policies]\npath = \"policies\"\n\n\
+            "[catalog.test]\n{catalog}\n\n[ledger]\n{ledger}\n\n[policies]\npath = \"policies\"\n\n\
              [worker]\npoll = \"{poll}\"\nlease = \"{lease}\"\n",
         );
         std::fs::write(self.dir.path().join("mergeberg.toml"), text).unwrap();

@@ -5,6 +5,7 @@ pub mod engine_table;
 pub mod fault_server;
 pub mod json_rows;
 pub mod polaris;
+pub mod postgres;
 pub mod python;
 pub mod rest;
 pub mod scripted;
@@ -25,7 +26,7 @@ use datafusion::arrow::array::{
 };
 use datafusion::arrow::datatypes::{DataType, Field, Schema};
 use mergeberg::config::PolicyFolder;
-use mergeberg::ledger::{Enqueued, Ledger, NewRequest, RequestRow};
+use mergeberg::ledger::{Enqueued, Ledger, LedgerPlace, NewRequest, RequestRow};
 use mergeberg::table::branch_writer::{BranchWrite, BranchWriter, Removal};
 use mergeberg::table::catalog::Catalog;
 use mergeberg::table::create::TableDefinition;
@@ -122,11 +123,22 @@ impl House {
     /// `shop.orders` with other columns.
     pub async fn with_table(definition: TableDefinition, policy: &str) -> Self {
         let dir = TempDir::new().unwrap();
+        let ledger = dir.path().join("ledger.db").into();
+        Self::with_table_in(dir, ledger, definition, policy).await
+    }
+
+    /// As [`House::with_table`], with the ledger at its place and the catalog where the folder says.
+    async fn with_table_in(
+        dir: TempDir,
+        ledger: LedgerPlace,
+        definition: TableDefinition,
+        policy: &str,
+    ) -> Self {
         std::fs::create_dir(dir.path().join("policies")).unwrap();
         std::fs::write(dir.path().join("policies/orders.toml"), policy).unwrap();
         let clock = Arc::new(AtomicI64::new(1_790_000_000_000));
         let catalog = Arc::new(Self::catalog_in(dir.path(), &clock, true).await);
-        let ledger = Ledger::open_or_create(dir.path().join("ledger.db")).await.unwrap();
+        let ledger = Ledger::open_or_create(ledger).await.unwrap();
         catalog.create_namespace("shop").await.unwrap();
         let table: TableName = ORDERS.parse().unwrap();
         catalog.define_table(&table, &definition).await.unwrap();
@@ -134,16 +146,16 @@ impl House {
     }
 
     pub async fn catalog_in(dir: &Path, clock: &Arc<AtomicI64>, create: bool) -> SqlCatalog {
-        let uri = dir.join("catalog.db").display().to_string();
+        let database = postgres::database_in(dir);
         let warehouse = format!("file://{}", dir.join("warehouse").display());
         let clock = Arc::clone(clock);
         // Every look at the clock is a new millisecond, so that no two snapshots share one.
         let clock: Arc<dyn Fn() -> i64 + Send + Sync> =
             Arc::new(move || clock.fetch_add(1, Ordering::SeqCst));
         if create {
-            SqlCatalog::create("test", &uri, &warehouse, clock).await.unwrap()
+            SqlCatalog::create("test", database, &warehouse, clock).await.unwrap()
         } else {
-            SqlCatalog::open("test", &uri, &warehouse, clock).await.unwrap()
+            SqlCatalog::open("test", database, &warehouse, clock).await.unwrap()
         }
     }
 

@@ -46,6 +46,13 @@ impl Python {
         Some(python)
     }
 
+    /// Over the SQL catalog in a PostgreSQL database, named by its address.
+    pub fn over_postgres(folder: &Path, url: &str) -> Option<Self> {
+        let mut python = Self::start(folder)?;
+        python.catalog["uri"] = json!(url.replace("postgresql://", "postgresql+psycopg2://"));
+        Some(python)
+    }
+
     /// Spark in the same way.
     pub fn spark(folder: &Path) -> Option<Self> {
         Self::serve(SPARK_INTERPRETER, "spark_engine.py", folder)

@@ -1,5 +1,5 @@
 //! The Iceberg project's own REST server (`RESTCatalogServer` of its test fixtures) as a process of its own, over
-//! a SQLite catalog and a local warehouse.
+//! its `JdbcCatalog` on SQLite or PostgreSQL and a local warehouse.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -35,8 +35,30 @@ pub struct RestServer {
 }
 
 impl RestServer {
+    /// The name of its catalog in the catalog's own tables.
+    pub const CATALOG: &str = "rest_backend";
+
     /// A server over a folder; `None`, said so, without its jars: `scripts/test --quick` brings none.
     pub fn start(folder: &Path) -> Option<Self> {
+        let database = format!("jdbc:sqlite:{}", folder.join("server.db").display());
+        // SQLite has one writer: with more, some would be answered that the file is locked.
+        Self::start_with(folder, &[("CATALOG_URI", &database), ("CATALOG_CLIENTS", "1")])
+    }
+
+    /// Over a PostgreSQL database, named by its address; `version` is that of the catalog's tables (V0, V1).
+    pub fn on_postgres(folder: &Path, url: &str, version: &str) -> Option<Self> {
+        let (server, database) = url.strip_prefix("postgresql://")?.rsplit_once('/')?;
+        let (user, host) = server.split_once('@')?;
+        let database = format!("jdbc:postgresql://{host}/{database}");
+        let settings = [
+            ("CATALOG_URI", database.as_str()),
+            ("CATALOG_JDBC_USER", user),
+            ("CATALOG_JDBC_SCHEMA__VERSION", version),
+        ];
+        Self::start_with(folder, &settings)
+    }
+
+    fn start_with(folder: &Path, settings: &[(&str, &str)]) -> Option<Self> {
         let Some(jars) = std::env::var_os(JARS) else {
             eprintln!("skipped: {JARS} is unset, so there is no REST server (scripts/test sets it)");
             return None;
@@ -47,9 +69,7 @@ impl RestServer {
             .arg(every_jar)
             .arg(MAIN)
             .env("CATALOG_REST_PORT", "0")
-            .env("CATALOG_URI", format!("jdbc:sqlite:{}", folder.join("server.db").display()))
-            // SQLite has one writer: with more, some would be answered that the file is locked.
-            .env("CATALOG_CLIENTS", "1")
+            .envs(settings.iter().copied())
             .env("CATALOG_WAREHOUSE", format!("file://{}", folder.join("warehouse").display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
