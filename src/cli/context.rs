@@ -54,9 +54,10 @@ impl Context {
         let open = async || -> Result<Arc<dyn Catalog>, UserError> {
             let config = self.config.catalog(None)?;
             let catalog: Arc<dyn Catalog> = match &config.place {
-                CatalogPlace::Sql(SqlPlace { database, warehouse }) => {
+                CatalogPlace::Sql(SqlPlace { database, warehouse, storage }) => {
                     let catalog =
                         SqlCatalog::open(&config.name, database, warehouse, self.clock.clone()).await?;
+                    let catalog = catalog.with_storage(storage.clone());
                     // Lets the crash tests end the process in the middle of a commit.
                     #[cfg(debug_assertions)]
                     let catalog = catalog.with_hook(Arc::new(crate::worker::step::InCommits));

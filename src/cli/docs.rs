@@ -150,7 +150,8 @@ mod tests {
             ("docs/cli.md", &["local"][..]),
             ("docs/catalogs/sqlite.md", &["local"]),
             ("docs/catalogs/postgresql.md", &["lake"]),
-            ("docs/catalogs/rest.md", &["lake"]),
+            ("docs/catalogs/rest.md", &["lake", "glue"]),
+            ("docs/catalogs/storage.md", &["store"]),
             ("docs/catalogs/polaris.md", &["lake"]),
             ("docs/catalogs/lakekeeper.md", &["lake"]),
         ] {

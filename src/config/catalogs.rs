@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::ConfigError;
+use super::{ConfigError, dotted};
 use crate::database::{PostgresPlace, WrongAddress};
 use crate::secret::Secret;
-use crate::table::rest_catalog::{Patience, RestSettings, WrongSetting};
+use crate::table::rest_catalog::{AwsSettings, Patience, RestSettings, SIGNING_KEYS, WrongSetting};
 use crate::table::sql_catalog::DatabasePlace;
+use crate::table::storage::{STORAGE_KEYS, StorageProperties};
 
 /// One catalog of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +25,7 @@ pub struct CatalogConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CatalogPlace {
     Sql(SqlPlace),
-    Rest(RestSettings),
+    Rest(Box<RestSettings>),
 }
 
 /// A SQL catalog on SQLite or PostgreSQL, in the table layout of the JDBC catalogs of Java and PyIceberg. The
@@ -35,6 +36,8 @@ pub struct SqlPlace {
     pub database: DatabasePlace,
     /// Where new tables go: a folder, or a URI as given.
     pub warehouse: String,
+    /// Of object stores.
+    pub storage: StorageProperties,
 }
 
 impl CatalogConfig {
@@ -51,7 +54,7 @@ impl CatalogConfig {
 pub(super) struct RawCatalog {
     #[serde(rename = "type")]
     kind: CatalogKind,
-    uri: String,
+    uri: Option<String>,
     warehouse: Option<String>,
     password: Option<String>,
     token: Option<String>,
@@ -60,13 +63,32 @@ pub(super) struct RawCatalog {
     scope: Option<String>,
     #[serde(default)]
     header: BTreeMap<String, String>,
+    // Storage, under Iceberg's own names (`s3.endpoint`).
+    s3: Option<toml::Table>,
+    gcs: Option<toml::Table>,
+    adls: Option<toml::Table>,
+    client: Option<toml::Table>,
+    // The signing of requests to a REST catalog (`rest.sigv4-enabled`).
+    rest: Option<toml::Table>,
 }
 
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy)]
 enum CatalogKind {
     Sql,
     Rest,
+    /// Known by name, to say why not; not proposed to anybody.
+    Hadoop,
+}
+
+impl<'de> Deserialize<'de> for CatalogKind {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match String::deserialize(deserializer)?.as_str() {
+            "sql" => Ok(Self::Sql),
+            "rest" => Ok(Self::Rest),
+            "hadoop" => Ok(Self::Hadoop),
+            other => Err(serde::de::Error::unknown_variant(other, &["sql", "rest"])),
+        }
+    }
 }
 
 /// What a section is read with.
@@ -90,17 +112,30 @@ impl Reader<'_> {
             oauth2_server_uri,
             scope,
             header,
+            ..
         } = raw;
         let given =
             |key: &str, in_file: Option<String>| (self.environment)(&catalog_variable(name, key)).or(in_file);
-        let uri = given("URI", Some(uri)).unwrap_or_default();
+        let uri = given("URI", uri).ok_or_else(|| {
+            (self.wrong)(name, format!("[catalog.{name}] lacks the key 'uri'"), "add uri = ...".to_owned())
+        });
         let warehouse = given("WAREHOUSE", warehouse);
         let password = given("PASSWORD", password);
         let token = given("TOKEN", token);
         let credential = given("CREDENTIAL", credential);
         let oauth2_server_uri = given("OAUTH2_SERVER_URI", oauth2_server_uri);
         let scope = given("SCOPE", scope);
+        let tables = [("s3", raw.s3), ("gcs", raw.gcs), ("adls", raw.adls), ("client", raw.client)];
+        let variable = |key: &str| (self.environment)(&catalog_variable(name, key));
+        let wrong =
+            |(message, next): dotted::Wrong| (self.wrong)(name, format!("[catalog.{name}] {message}"), next);
+        let storage = dotted::settings(tables, STORAGE_KEYS, variable).map_err(wrong)?;
+        let storage = StorageProperties::new(storage);
+        let signing = dotted::settings([("rest", raw.rest)], SIGNING_KEYS, variable).map_err(wrong)?;
+        let aws = AwsSettings::read(&signing)
+            .map_err(|(key, message)| wrong((format!("'{key}': {message}"), "correct it".to_owned())))?;
         let place = match kind {
+            CatalogKind::Hadoop => return Err(self.refused_hadoop(name)),
             CatalogKind::Sql => {
                 let others = [
                     ("token", token.is_some()),
@@ -108,6 +143,7 @@ impl Reader<'_> {
                     ("oauth2-server-uri", oauth2_server_uri.is_some()),
                     ("scope", scope.is_some()),
                     ("header", !header.is_empty()),
+                    ("rest.sigv4-enabled", aws.is_some()),
                 ];
                 if let Some((key, _)) = others.into_iter().find(|(_, set)| *set) {
                     let message = format!("[catalog.{name}] has '{key}', which only a REST catalog has");
@@ -117,7 +153,7 @@ impl Reader<'_> {
                         "remove it, or write type = \"rest\"".to_owned(),
                     ));
                 }
-                CatalogPlace::Sql(self.sql(name, &uri, warehouse, password)?)
+                CatalogPlace::Sql(self.sql(name, &uri?, warehouse, password, storage)?)
             }
             CatalogKind::Rest => {
                 if password.is_some() {
@@ -128,7 +164,7 @@ impl Reader<'_> {
                 }
                 let settings = RestSettings {
                     name: name.to_owned(),
-                    uri,
+                    uri: uri?,
                     warehouse,
                     token: token.map(Secret::new),
                     credential: credential.map(Secret::new),
@@ -136,15 +172,26 @@ impl Reader<'_> {
                     scope,
                     headers: header.into_iter().map(|(key, value)| (key, Secret::new(value))).collect(),
                     patience: Patience::default(),
+                    storage,
+                    aws,
                 };
                 settings.check().map_err(|WrongSetting { key, message, next }| {
                     let message = format!("[catalog.{name}] '{key}': {message}");
                     (self.wrong)(name, message, next.to_owned())
                 })?;
-                CatalogPlace::Rest(settings)
+                CatalogPlace::Rest(Box::new(settings))
             }
         };
         Ok(CatalogConfig { name: name.to_owned(), place })
+    }
+
+    fn refused_hadoop(&self, name: &str) -> ConfigError {
+        let message = format!(
+            "[catalog.{name}] is a Hadoop catalog, whose commit is a rename of a file in the table's folder: it cannot \
+             require that a branch is where it was, and object stores have no such rename"
+        );
+        let next = "register its tables in a REST catalog or a SQL catalog, and write that one here";
+        (self.wrong)(name, message, next.to_owned())
     }
 
     fn sql(
@@ -153,6 +200,7 @@ impl Reader<'_> {
         uri: &str,
         warehouse: Option<String>,
         password: Option<String>,
+        storage: StorageProperties,
     ) -> Result<SqlPlace, ConfigError> {
         let Some(warehouse) = warehouse else {
             let message = format!("[catalog.{name}] lacks the key 'warehouse'");
@@ -168,7 +216,7 @@ impl Reader<'_> {
                 let WrongAddress { message, next } = wrong;
                 (self.wrong)(name, format!("[catalog.{name}] 'uri': {message}"), next)
             })?;
-            return Ok(SqlPlace { database: place.into(), warehouse });
+            return Ok(SqlPlace { database: place.into(), warehouse, storage });
         }
         if password.is_some() {
             let message = format!("[catalog.{name}] has 'password', which a SQLite file does not take");
@@ -182,7 +230,8 @@ impl Reader<'_> {
         })?;
         let read_only =
             uri.split_once('?').is_some_and(|(_, query)| query.split('&').any(|p| p == "mode=ro"));
-        Ok(SqlPlace { database: DatabasePlace::File { path: self.folder.join(path), read_only }, warehouse })
+        let database = DatabasePlace::File { path: self.folder.join(path), read_only };
+        Ok(SqlPlace { database, warehouse, storage })
     }
 }
 
@@ -238,7 +287,7 @@ header.X-Tenant = "a"
 
     fn rest(text: &str, set: &[(&str, &str)]) -> RestSettings {
         match &parse(text, set).unwrap().catalog(None).unwrap().place {
-            CatalogPlace::Rest(settings) => settings.clone(),
+            CatalogPlace::Rest(settings) => settings.as_ref().clone(),
             CatalogPlace::Sql(place) => panic!("{place:?}"),
         }
     }
@@ -265,6 +314,32 @@ header.X-Tenant = "a"
             &[("MERGEBERG_CATALOG_LAKE_CREDENTIAL", "i:s"), ("MERGEBERG_CATALOG_LAKE_URI", "http://other")],
         );
         assert_eq!((settings.credential, settings.uri.as_str()), (Some(Secret::new("i:s")), "http://other"));
+    }
+
+    #[test]
+    fn storage_has_icebergs_own_names() {
+        let text = "[catalog.lake]\ntype = \"sql\"\nuri = \"c.db\"\nwarehouse = \"s3://lake/w\"\n\
+                    s3.endpoint = \"http://h:9\"\ns3.path-style-access = true\n";
+        let config = parse(text, &[("MERGEBERG_CATALOG_LAKE_S3_SECRET_ACCESS_KEY", "hunter2")]).unwrap();
+        let place = config.catalog(None).unwrap().sql().unwrap();
+        assert_eq!(place.warehouse, "s3://lake/w");
+        let expected = [
+            ("s3.endpoint", "http://h:9"),
+            ("s3.path-style-access", "true"),
+            ("s3.secret-access-key", "hunter2"),
+        ];
+        let expected = expected.map(|(key, value)| (key.to_owned(), Secret::new(value)));
+        assert_eq!(place.storage, StorageProperties::new(expected));
+        assert!(!format!("{place:?}").contains("hunter2"));
+        let error = parse(&text.replace("s3.endpoint", "s3.endpiont"), &[]).unwrap_err();
+        assert_eq!(error.to_string(), "/q/mergeberg.toml:1: [catalog.lake] unknown key 's3.endpiont'");
+    }
+
+    #[test]
+    fn a_hadoop_catalog_is_refused_with_the_reason() {
+        let error = parse("[catalog.old]\ntype = \"hadoop\"\nwarehouse = \"s3://b/w\"\n", &[]).unwrap_err();
+        assert!(error.to_string().contains("whose commit is a rename"), "{error}");
+        assert!(error.next().contains("REST catalog"), "{}", error.next());
     }
 
     #[test]

@@ -9,6 +9,7 @@
 
 mod against_table;
 mod catalogs;
+mod dotted;
 mod policies;
 mod toml_text;
 
@@ -419,7 +420,7 @@ warehouse = "warehouse"
         assert_eq!(text, "/q/mergeberg.toml:3: unknown key 'url' in [catalog.a]");
         assert_eq!(
             next,
-            "did you mean 'uri'? known here: credential, header, oauth2-server-uri, password, scope, token, type, uri, warehouse"
+            "did you mean 'uri'? known here: adls, client, credential, gcs, header, oauth2-server-uri, password, rest, s3, scope, token, type, uri, warehouse"
         );
         let (text, next) = message("[ledgr]\n");
         assert_eq!(text, "/q/mergeberg.toml:1: unknown key 'ledgr'");

@@ -187,16 +187,17 @@ impl SqlCatalog {
             .map_err(|message| CatalogError::Refused(format!("{name} cannot be created: {message}")))?;
 
         let (table, file_io) = (name.clone(), self.file_io.clone());
-        let created = off_runtime(move || -> Result<LoadedTable, CatalogError> {
+        let made = off_runtime(move || -> Result<(LoadedTable, Vec<u8>), CatalogError> {
             let failed = |error: MetadataFileError| file_error(&table, &location, error);
             let unnamed = LoadedTable::parse(&table, &location, &json, file_io)?;
             let properties = &unnamed.facts.properties;
-            let at = metadata_file::location(&location, properties, 0, Uuid::new_v4()).map_err(failed)?;
+            let at = metadata_file::location(&unnamed.facts, 0, Uuid::new_v4()).map_err(failed)?;
             let bytes = Codec::of(properties).and_then(|codec| codec.encode(json)).map_err(failed)?;
-            metadata_file::create(&at, &bytes).map_err(failed)?;
-            Ok(LoadedTable { metadata_location: at, ..unnamed })
-        })
-        .await??;
+            Ok((LoadedTable { metadata_location: at, ..unnamed }, bytes))
+        });
+        let (created, bytes) = made.await??;
+        let at = &created.metadata_location;
+        metadata_file::put(&self.file_io, at, bytes).await.map_err(|e| file_error(name, at, e))?;
 
         match self.database.insert(name, &created.metadata_location).await {
             Ok(true) => self.load(name).await,

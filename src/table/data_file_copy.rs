@@ -6,9 +6,10 @@ use std::sync::Arc;
 use iceberg::spec::DataFile;
 use uuid::Uuid;
 
-use super::data_files::{NewDataFile, data_folder};
+use super::data_files::NewDataFile;
 use super::error::TableError;
 use super::file_copy::{build, builder_of};
+use super::folders::data_folder;
 use super::loaded::LoadedTable;
 use super::manifest_codec::file_fact;
 use super::manifests::LiveFile;

@@ -34,6 +34,7 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use super::error::TableError;
+use super::folders::data_folder;
 use super::loaded::LoadedTable;
 use super::manifest_codec::{file_fact, partition_type};
 use super::manifests::on_blocking_thread;
@@ -368,14 +369,6 @@ fn compression(facts: &TableFacts) -> Result<Compression, TableError> {
         other => Err(TableError::Unsupported(format!(
             "table property {CODEC} is '{other}'; use zstd, gzip, snappy, lz4, brotli or uncompressed"
         ))),
-    }
-}
-
-/// Folder of new data files.
-pub(super) fn data_folder(facts: &TableFacts) -> String {
-    match facts.properties.get("write.data.path") {
-        Some(path) => path.trim_end_matches('/').to_owned(),
-        None => format!("{}/data", facts.location.trim_end_matches('/')),
     }
 }
 

@@ -7,6 +7,8 @@
 use mergeberg_kernel::ids::SnapshotId;
 use mergeberg_kernel::reason::ReasonCode;
 
+use super::storage::{self, FaultKind};
+
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     /// A file that the table's metadata names does not exist.
@@ -95,18 +97,26 @@ impl TableError {
         Self::Io { path: path.to_owned(), message: plain(&message) }
     }
 
-    /// What the failure of reading `path` means: storage layers do not tell "not found" from the rest,
-    /// so the file is looked for once more.
+    /// What the failure of reading `path` means: where the storage does not tell "not found" from the rest,
+    /// the file is looked for once more.
     pub(super) async fn of_read(file_io: &iceberg::io::FileIO, path: &str, error: iceberg::Error) -> Self {
+        match storage::kind_of(&error) {
+            Some(FaultKind::Missing) => return Self::Missing { path: path.to_owned() },
+            Some(FaultKind::Denied | FaultKind::Trouble) => return Self::io(path, error),
+            None => {}
+        }
         match file_io.exists(path).await {
             Ok(false) => Self::Missing { path: path.to_owned() },
             Ok(true) | Err(_) => Self::io(path, error),
         }
     }
 
-    /// What the failure of writing below `path` means: storage layers do not tell "read-only" from the
-    /// rest, so it is tried once more with a file of our own.
+    /// What the failure of writing below `path` means: disks do not tell "read-only" from the rest through
+    /// the storage layer, so it is tried once more with a file of our own.
     pub(super) fn of_write(path: &str, error: iceberg::Error) -> Self {
+        if storage::kind_of(&error) == Some(FaultKind::Denied) {
+            return Self::ReadOnly { path: path.to_owned(), message: plain(&error) };
+        }
         match super::metadata_file::probe_writable(path) {
             Err(super::metadata_file::MetadataFileError::ReadOnly(source)) => {
                 Self::ReadOnly { path: path.to_owned(), message: source.to_string() }
@@ -126,11 +136,16 @@ impl TableError {
     }
 }
 
+/// As the crate writes an error that has no message of its own.
+const KIND_ALONE: &str = "Unexpected";
+
 /// A library's error in words for people: without the kinds and contexts that stand before its messages.
 pub(super) fn plain(error: &dyn std::fmt::Display) -> String {
     let text = error.to_string();
     let message = |part: &str| part.split_once(" => ").map_or(part, |(_, message)| message).to_owned();
-    text.split(", source: ").map(message).collect::<Vec<_>>().join(": ")
+    // A kind alone: the error only carries its source.
+    let parts = text.split(", source: ").filter(|part| *part != KIND_ALONE);
+    parts.map(message).collect::<Vec<_>>().join(": ")
 }
 
 /// Subject and verb after the first of several paths.
@@ -150,5 +165,7 @@ mod tests {
             .with_source(inner);
         assert_eq!(plain(&error), "no avro: wrong magic in header");
         assert_eq!(plain(&"plain words"), "plain words");
+        let carrier = iceberg::Error::new(iceberg::ErrorKind::Unexpected, "").with_source(std::fmt::Error);
+        assert_eq!(plain(&carrier), std::fmt::Error.to_string());
     }
 }

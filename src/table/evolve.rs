@@ -36,10 +36,11 @@ impl SqlCatalog {
             let loaded = self.load(table).await?;
             let (column, new_type, now_ms) = (column.to_owned(), new_type.to_owned(), (self.clock)());
             let base = Arc::clone(&loaded);
-            let changed =
+            let (changed, bytes) =
                 off_runtime(move || written_with(&base, &column, &new_type, now_ms, Uuid::new_v4()))
                     .await??;
             let to = &changed.metadata_location;
+            metadata_file::put(&self.file_io, to, bytes).await.map_err(|e| file_error(table, to, e))?;
             match self.database.swap(table, &loaded.metadata_location, to).await {
                 Swap::Done => return Ok(changed.facts.current_schema_id),
                 Swap::Stale => self.discard(changed.metadata_location).await,
@@ -58,14 +59,14 @@ impl SqlCatalog {
     }
 }
 
-/// The changed table, its metadata file written under a name that nobody has.
+/// The changed table, under a name that nobody has; with the bytes of its metadata file.
 fn written_with(
     base: &LoadedTable,
     column: &str,
     new_type: &str,
     now_ms: i64,
     unique: Uuid,
-) -> Result<LoadedTable, CatalogError> {
+) -> Result<(LoadedTable, Vec<u8>), CatalogError> {
     let table = &base.facts.name;
     let refused = |e: DocumentError| CatalogError::Refused(e.to_string());
     // A commit without updates: the times and the log of metadata files are kept as for any other.
@@ -79,8 +80,7 @@ fn written_with(
     // Read back before it is written: what nobody can read helps nobody.
     let changed = LoadedTable::parse(table, &location, &json, base.file_io.clone())?;
     let bytes = Codec::of(&changed.facts.properties).and_then(|codec| codec.encode(json)).map_err(failed)?;
-    metadata_file::create(&location, &bytes).map_err(failed)?;
-    Ok(changed)
+    Ok((changed, bytes))
 }
 
 /// The document with one more schema, which is the current one.

@@ -6,16 +6,16 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use super::error::TableError;
-use super::metadata_file;
+use super::storage;
 
 /// The path behind a location, when it is on this machine.
 pub(super) fn path_of(location: &str) -> Option<PathBuf> {
-    metadata_file::local_path(location).ok()
+    storage::local_path(location)
 }
 
 /// The content of a local file. Blocks.
 pub(super) fn read(location: &str) -> Result<Vec<u8>, TableError> {
-    let path = metadata_file::local_path(location).map_err(|error| TableError::io(location, error))?;
+    let path = here(location)?;
     std::fs::read(path).map_err(|error| match error.kind() {
         ErrorKind::NotFound => TableError::Missing { path: location.to_owned() },
         _ => TableError::io(location, error),
@@ -24,6 +24,10 @@ pub(super) fn read(location: &str) -> Result<Vec<u8>, TableError> {
 
 /// Is there such a file? Blocks.
 pub(super) fn exists(location: &str) -> Result<bool, TableError> {
-    let path = metadata_file::local_path(location).map_err(|error| TableError::io(location, error))?;
+    let path = here(location)?;
     path.try_exists().map_err(|error| TableError::io(location, error))
+}
+
+fn here(location: &str) -> Result<PathBuf, TableError> {
+    path_of(location).ok_or_else(|| TableError::Internal(format!("{location} is not on this machine")))
 }

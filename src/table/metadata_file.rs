@@ -1,8 +1,9 @@
-//! Metadata files in a local warehouse: their names, compression, and durable creation.
+//! Metadata files: their names, compression, and durable creation.
 //!
-//! They are read and written here rather than through `FileIO` for three reasons: a new file must never
-//! overwrite one that exists, it must be on disk before the catalog points to it, and a read-only
-//! warehouse must be told apart from one that is gone.
+//! On a local disk they are read and written here rather than through `FileIO` for three reasons: a new file
+//! must never overwrite one that exists, it must be on disk before the catalog points to it, and a read-only
+//! warehouse must be told apart from one that is gone. An object store keeps what it has taken, and there the
+//! name alone, with a new UUID in it, keeps a file from being written over (docs/decisions/0022).
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -12,10 +13,15 @@ use std::path::PathBuf;
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
+use iceberg::io::FileIO;
 use mergeberg_kernel::facts::TableFacts;
 use uuid::Uuid;
 
-const METADATA_PATH: &str = "write.metadata.path";
+use super::catalog::off_runtime;
+use super::error::plain;
+use super::folders::metadata_folder;
+use super::storage::{self, FaultKind};
+
 const COMPRESSION_CODEC: &str = "write.metadata.compression-codec";
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
@@ -24,15 +30,20 @@ const MAX_METADATA_BYTES: u64 = 1 << 30;
 
 #[derive(Debug, thiserror::Error)]
 pub enum MetadataFileError {
-    #[error(
-        "'{0}' is not on a local disk; this release works with paths and file:// locations, so register the \
-         table in a warehouse on this machine"
-    )]
+    #[error("'{0}' is not on this machine")]
     NotLocal(String),
+    #[error(transparent)]
+    Place(#[from] storage::WrongPlace),
     #[error("the file does not exist")]
     Missing,
     #[error("{0}")]
     ReadOnly(io::Error),
+    /// The object store refuses access, in words.
+    #[error("{0}")]
+    Denied(String),
+    /// The object store failed, in words.
+    #[error("{0}")]
+    Store(String),
     #[error("the uncompressed metadata is larger than {MAX_METADATA_BYTES} bytes; expire old snapshots")]
     TooLarge,
     #[error("'{0}' is no codec for metadata files; set write.metadata.compression-codec to none or gzip")]
@@ -102,22 +113,14 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<u8>, MetadataFileError> {
 }
 
 /// Where version `version` of a table's metadata goes.
-pub fn location(
-    table_location: &str,
-    properties: &BTreeMap<String, String>,
-    version: u64,
-    unique: Uuid,
-) -> Result<String, MetadataFileError> {
-    let folder = match properties.get(METADATA_PATH) {
-        Some(path) => path.trim_end_matches('/').to_owned(),
-        None => format!("{}/metadata", table_location.trim_end_matches('/')),
-    };
-    Ok(format!("{folder}/{version:05}-{unique}{}", Codec::of(properties)?.extension()))
+pub fn location(facts: &TableFacts, version: u64, unique: Uuid) -> Result<String, MetadataFileError> {
+    let codec = Codec::of(&facts.properties)?;
+    Ok(format!("{}/{version:05}-{unique}{}", metadata_folder(facts), codec.extension()))
 }
 
 /// Where the metadata after `current` goes.
 pub fn next_location(current: &str, facts: &TableFacts, unique: Uuid) -> Result<String, MetadataFileError> {
-    location(&facts.location, &facts.properties, next_version(current), unique)
+    location(facts, next_version(current), unique)
 }
 
 /// One above the number that the file name starts with; 0 when it has none (Java:
@@ -130,26 +133,59 @@ fn next_version(current: &str) -> u64 {
 
 /// The path behind a location: `file:///p`, `file:/p` or `/p`.
 pub(super) fn local_path(location: &str) -> Result<PathBuf, MetadataFileError> {
-    let path =
-        location.strip_prefix("file://").or_else(|| location.strip_prefix("file:")).unwrap_or(location);
-    if !path.starts_with('/') {
-        return Err(MetadataFileError::NotLocal(location.to_owned()));
-    }
-    Ok(PathBuf::from(path))
+    storage::local_path(location).ok_or_else(|| MetadataFileError::NotLocal(location.to_owned()))
 }
 
-/// Refuses a location that is not on a local disk.
-pub fn require_local(location: &str) -> Result<(), MetadataFileError> {
-    local_path(location).map(drop)
-}
-
+/// Of a file on this machine. Blocks.
 pub fn read(location: &str) -> Result<Vec<u8>, MetadataFileError> {
     Ok(fs::read(local_path(location)?)?)
 }
 
-/// Creates the file and waits until it is on disk: a catalog must not point to a file that a power cut
-/// can empty. On failure nothing is left.
-pub fn create(location: &str, bytes: &[u8]) -> Result<(), MetadataFileError> {
+/// The file's bytes from an object store; `None` when it is on this machine, where [`read`] reads it.
+pub async fn fetched(file_io: &FileIO, location: &str) -> Result<Option<Vec<u8>>, MetadataFileError> {
+    if storage::local_path(location).is_some() {
+        return Ok(None);
+    }
+    storage::require_known(location)?;
+    let input = file_io.new_input(location).map_err(|e| of_store(&e))?;
+    let bytes = input.read().await.map_err(|e| of_store(&e))?;
+    Ok(Some(bytes.to_vec()))
+}
+
+/// Creates the file under a name that nobody has. On failure nothing refers to what may be left.
+pub async fn put(file_io: &FileIO, location: &str, bytes: Vec<u8>) -> Result<(), MetadataFileError> {
+    if storage::local_path(location).is_some() {
+        let at = location.to_owned();
+        return match off_runtime(move || create(&at, &bytes)).await {
+            Ok(result) => result,
+            Err(error) => Err(MetadataFileError::Io(io::Error::other(error.to_string()))),
+        };
+    }
+    storage::require_known(location)?;
+    let output = file_io.new_output(location).map_err(|e| of_store(&e))?;
+    output.write(bytes.into()).await.map_err(|e| of_store(&e))
+}
+
+/// Removes a file that [`put`] made and that no catalog points to.
+pub async fn discard(file_io: &FileIO, location: &str) -> Result<(), MetadataFileError> {
+    match storage::local_path(location) {
+        Some(path) => Ok(tokio::fs::remove_file(path).await?),
+        None => file_io.delete(location).await.map_err(|e| of_store(&e)),
+    }
+}
+
+fn of_store(error: &iceberg::Error) -> MetadataFileError {
+    let told = plain(error);
+    match storage::kind_of(error) {
+        Some(FaultKind::Missing) => MetadataFileError::Missing,
+        Some(FaultKind::Denied) => MetadataFileError::Denied(told),
+        Some(FaultKind::Trouble) | None => MetadataFileError::Store(told),
+    }
+}
+
+/// Creates a file on this machine and waits until it is on disk: a catalog must not point to a file that a
+/// power cut can empty. On failure nothing is left. Blocks.
+fn create(location: &str, bytes: &[u8]) -> Result<(), MetadataFileError> {
     let path = local_path(location)?;
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
@@ -173,13 +209,9 @@ pub fn probe_writable(location: &str) -> Result<(), MetadataFileError> {
     Ok(fs::remove_file(&probe)?)
 }
 
-/// Removes a file that [`create`] made and that no catalog points to.
-pub fn discard(location: &str) -> Result<(), MetadataFileError> {
-    Ok(fs::remove_file(local_path(location)?)?)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::writer_test_support::TestTable;
     use super::*;
 
     fn properties(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -202,15 +234,17 @@ mod tests {
     fn the_location_follows_the_table_properties() {
         let id = Uuid::nil();
 
-        let plain = location("file:///w/t/", &properties(&[]), 7, id).unwrap();
-        assert_eq!(plain, format!("file:///w/t/metadata/00007-{id}.metadata.json"));
-        let moved = properties(&[(METADATA_PATH, "/elsewhere/meta/"), (COMPRESSION_CODEC, "GZIP")]);
-        assert_eq!(
-            location("/w/t", &moved, 7, id).unwrap(),
-            format!("/elsewhere/meta/00007-{id}.gz.metadata.json")
-        );
-        let unknown = location("/w/t", &properties(&[(COMPRESSION_CODEC, "zstd")]), 7, id);
-        assert!(unknown.unwrap_err().to_string().contains("zstd"));
+        let at = |pairs: &[(&str, &str)]| {
+            let mut facts = TestTable::new().table.facts;
+            facts.location = "file:///w/t/".to_owned();
+            facts.properties = properties(pairs);
+            location(&facts, 7, id)
+        };
+
+        assert_eq!(at(&[]).unwrap(), format!("file:///w/t/metadata/00007-{id}.metadata.json"));
+        let moved = at(&[("write.metadata.path", "s3://b/meta/"), (COMPRESSION_CODEC, "GZIP")]);
+        assert_eq!(moved.unwrap(), format!("s3://b/meta/00007-{id}.gz.metadata.json"));
+        assert!(at(&[(COMPRESSION_CODEC, "zstd")]).unwrap_err().to_string().contains("zstd"));
     }
 
     #[test]
@@ -231,8 +265,6 @@ mod tests {
         create(&at, b"first").unwrap();
         assert!(create(&at, b"second").is_err());
         assert_eq!(read(&at).unwrap(), b"first");
-        discard(&at).unwrap();
-        assert!(matches!(read(&at), Err(MetadataFileError::Missing)));
     }
 
     #[test]
@@ -249,5 +281,20 @@ mod tests {
         let error = read("s3://bucket/t/metadata/00000-a.metadata.json").unwrap_err();
 
         assert!(error.to_string().contains("s3://bucket"));
+    }
+
+    #[tokio::test]
+    async fn what_no_catalog_points_to_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let file_io = storage::file_io(storage::StorageProperties::default());
+        let at = format!("{}/t/metadata/00000-a.metadata.json", folder.path().display());
+
+        put(&file_io, &at, b"first".to_vec()).await.unwrap();
+        assert_eq!(fetched(&file_io, &at).await.unwrap(), None);
+        assert_eq!(read(&at).unwrap(), b"first");
+        discard(&file_io, &at).await.unwrap();
+        assert!(matches!(read(&at), Err(MetadataFileError::Missing)));
+        let elsewhere = put(&file_io, "hdfs://n/t", Vec::new()).await.unwrap_err();
+        assert!(matches!(elsewhere, MetadataFileError::Place(_)), "{elsewhere}");
     }
 }

@@ -16,6 +16,7 @@ pub mod error;
 pub mod evolve;
 pub mod facts_of;
 mod file_copy;
+mod folders;
 #[cfg(any(fuzzing, test))]
 pub mod fuzzing;
 mod guard;
@@ -44,6 +45,7 @@ mod snapshot_change;
 mod snapshot_summary;
 pub mod snapshot_writer;
 pub mod sql_catalog;
+pub mod storage;
 mod table_cache;
 #[cfg(test)]
 pub mod test_orders;

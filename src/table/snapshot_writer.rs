@@ -22,12 +22,12 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use iceberg::spec::{FormatVersion, ManifestContentType, ManifestStatus};
 use mergeberg_kernel::change::{DeleteKey, FileFact};
 use mergeberg_kernel::commit::{NewSnapshot, RowRange};
-use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{SnapshotId, SpecId};
 use mergeberg_kernel::lineage::{SnapshotFact, SnapshotGraph};
 
 use super::cleanup::WrittenFiles;
 use super::error::TableError;
+use super::folders::metadata_folder;
 use super::list_writer::{self, ListPlan};
 use super::loaded::LoadedTable;
 use super::manifest_codec::Entry;
@@ -42,8 +42,6 @@ use super::snapshot_summary;
 const PARALLEL_WRITES: usize = 8;
 /// A new manifest holds at most this many files; more go into further ones, encoded in parallel.
 const MAX_FILES_PER_MANIFEST: usize = 5_000;
-/// Table property that moves metadata elsewhere.
-const METADATA_PATH: &str = "write.metadata.path";
 /// Number of the attempt in the names of manifest lists: a writer makes each snapshot once.
 const ATTEMPT: u32 = 1;
 /// The snapshot that the next one is built upon.
@@ -138,7 +136,12 @@ impl SnapshotWriter {
         Ok(Self {
             first_sequence_number: head.sequence_number + 1,
             existing: facts.snapshots.clone(),
-            maker: ManifestMaker::new(store.clone(), access, metadata_path(facts), MergeSettings::of(facts)),
+            maker: ManifestMaker::new(
+                store.clone(),
+                access,
+                metadata_folder(facts),
+                MergeSettings::of(facts),
+            ),
             head,
             taken: HashSet::new(),
             snapshots: Vec::new(),
@@ -405,14 +408,6 @@ fn added_entries(car: &Car, files: &[AddedFile]) -> Result<BTreeMap<SpecId, Vec<
         });
     }
     Ok(by_spec)
-}
-
-/// Folder of manifests and manifest lists.
-fn metadata_path(facts: &TableFacts) -> String {
-    match facts.properties.get(METADATA_PATH) {
-        Some(path) => path.trim_end_matches('/').to_owned(),
-        None => format!("{}/metadata", facts.location.trim_end_matches('/')),
-    }
 }
 
 #[cfg(test)]

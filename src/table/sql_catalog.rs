@@ -1,12 +1,12 @@
-//! The SQL catalog: tables by name in SQLite or PostgreSQL, metadata files in a local warehouse, on the layout of
-//! Java's JdbcCatalog and PyIceberg's SqlCatalog, so that both work on the same tables.
+//! The SQL catalog: tables by name in SQLite or PostgreSQL, metadata files on a disk or an object store, on the layout
+//! of Java's JdbcCatalog and PyIceberg's SqlCatalog, so that both work on the same tables.
 //!
 //! A commit writes a new metadata file under a name that nobody has, then moves the table's pointer with
 //! one conditional update: the number of rows it changed is the answer (case O27). Nothing is retried but
 //! a locked database; a lost race is told and left to the caller. A connection that is lost while the update is
 //! committed leaves the outcome unknown, to be settled by reading (0020).
 //!
-//! Absent on purpose: other databases and object stores, views, and transactions over several tables.
+//! Absent on purpose: other databases, views, and transactions over several tables.
 
 mod database;
 mod place;
@@ -33,6 +33,7 @@ use super::create::TableDefinition;
 use super::document::DocumentError;
 use super::loaded::LoadedTable;
 use super::metadata_file::{self, Codec, MetadataFileError};
+use super::storage::{StorageProperties, file_io};
 use super::table_cache::TableCache;
 use database::CatalogDatabase;
 pub(super) use database::Swap;
@@ -65,8 +66,8 @@ pub struct SqlCatalog {
 
 impl SqlCatalog {
     /// Opens a catalog that exists. `name` is the catalog's name in the database (PyIceberg's catalog name),
-    /// `place` the database (text is a file: a path or `sqlite:` address), `warehouse` a folder as path or
-    /// `file://` location.
+    /// `place` the database (text is a file: a path or `sqlite:` address), `warehouse` a folder on a disk or
+    /// an object store, as path or URI.
     pub async fn open(
         name: &str,
         place: impl Into<DatabasePlace>,
@@ -90,11 +91,17 @@ impl SqlCatalog {
         Self {
             database,
             warehouse: warehouse.trim_end_matches('/').to_owned(),
-            file_io: FileIO::new_with_fs(),
+            file_io: file_io(StorageProperties::default()),
             clock,
             cache: Mutex::default(),
             hook: None,
         }
+    }
+
+    /// With settings for object stores.
+    pub fn with_storage(mut self, settings: StorageProperties) -> Self {
+        self.file_io = file_io(settings);
+        self
     }
 
     /// For tests and the crash harness.
@@ -115,12 +122,10 @@ impl SqlCatalog {
             return Ok(loaded);
         }
         let (name, file_io) = (table.clone(), self.file_io.clone());
+        let fetched = metadata_file::fetched(&file_io, &location).await;
         let loaded = off_runtime(move || {
-            let bytes = metadata_file::read(&location).map_err(|e| CatalogError::Unreadable {
-                table: name.clone(),
-                location: location.clone(),
-                message: e.to_string(),
-            })?;
+            let bytes = fetched.and_then(|bytes| bytes.map_or_else(|| metadata_file::read(&location), Ok));
+            let bytes = bytes.map_err(|error| unread(&name, &location, error))?;
             LoadedTable::parse(&name, &location, &bytes, file_io)
         })
         .await??;
@@ -146,10 +151,8 @@ impl SqlCatalog {
     }
 
     pub(super) async fn discard(&self, location: String) {
-        let at = location.clone();
-        let result = off_runtime(move || metadata_file::discard(&at)).await;
-        if !matches!(result, Ok(Ok(()))) {
-            tracing::warn!(location, "an unused metadata file could not be removed; nothing refers to it");
+        if let Err(error) = metadata_file::discard(&self.file_io, &location).await {
+            tracing::warn!(location, %error, "an unused metadata file could not be removed; nothing refers to it");
         }
     }
 
@@ -206,11 +209,14 @@ impl Catalog for SqlCatalog {
 
         let (owned, now_ms, unique) = (base.clone(), (self.clock)(), Uuid::new_v4());
         let prepared = off_runtime(move || prepare(&owned, &updates, now_ms, unique)).await;
-        let landed = match prepared {
-            Ok(Ok(landed)) => landed,
+        let (landed, bytes) = match prepared {
+            Ok(Ok(prepared)) => prepared,
             Ok(Err(outcome)) => return outcome,
             Err(error) => return CommitOutcome::Refused(error),
         };
+        if let Err(error) = metadata_file::put(&self.file_io, &landed.metadata_location, bytes).await {
+            return CommitOutcome::Refused(file_error(table, &landed.metadata_location, error));
+        }
 
         if let Some(hook) = &self.hook {
             hook.before_swap();
@@ -257,13 +263,13 @@ impl Catalog for SqlCatalog {
     }
 }
 
-/// Applies the updates, checks the result and writes its metadata file.
+/// Applies the updates and checks the result; with the bytes of its metadata file.
 fn prepare(
     base: &LoadedTable,
     updates: &[Update],
     now_ms: i64,
     unique: Uuid,
-) -> Result<LoadedTable, CommitOutcome> {
+) -> Result<(LoadedTable, Vec<u8>), CommitOutcome> {
     let applied = match base.document.apply(&base.facts, &base.metadata_location, updates, now_ms) {
         Ok(applied) => applied,
         // Another branch took the numbers since the candidates were made. The requirements hold, but the
@@ -285,19 +291,40 @@ fn prepare(
     let codec = Codec::of(&applied.facts.properties).map_err(file_failed)?;
     let landed = base.after_commit(applied, location.clone()).map_err(CommitOutcome::Refused)?;
     let bytes = codec.encode(landed.document.to_bytes()).map_err(file_failed)?;
-    metadata_file::create(&location, &bytes).map_err(file_failed)?;
-    Ok(landed)
+    Ok((landed, bytes))
 }
 
 /// Why a metadata file could not be written.
 pub(super) fn file_error(table: &TableName, location: &str, error: MetadataFileError) -> CatalogError {
     match error {
         MetadataFileError::ReadOnly(_) => CatalogError::ReadOnly(format!("{location}: {error}")),
-        MetadataFileError::NotLocal(_) | MetadataFileError::UnknownCodec(_) | MetadataFileError::TooLarge => {
+        MetadataFileError::Denied(_) => CatalogError::ReadOnly(format!("{location}: {error}")),
+        MetadataFileError::NotLocal(_)
+        | MetadataFileError::Place(_)
+        | MetadataFileError::UnknownCodec(_)
+        | MetadataFileError::TooLarge => {
             CatalogError::Unsupported { table: table.clone(), message: error.to_string() }
         }
-        MetadataFileError::Missing | MetadataFileError::Io(_) => {
+        MetadataFileError::Missing | MetadataFileError::Io(_) | MetadataFileError::Store(_) => {
             CatalogError::Unavailable(format!("{location} could not be written: {error}"))
         }
+    }
+}
+
+/// Why a metadata file could not be read.
+fn unread(table: &TableName, location: &str, error: MetadataFileError) -> CatalogError {
+    match error {
+        // Nobody's fault, and nothing is wrong with the table.
+        MetadataFileError::Denied(_) | MetadataFileError::Store(_) => {
+            CatalogError::Unavailable(format!("{location} could not be read: {error}"))
+        }
+        MetadataFileError::Place(_) => {
+            CatalogError::Unsupported { table: table.clone(), message: error.to_string() }
+        }
+        error => CatalogError::Unreadable {
+            table: table.clone(),
+            location: location.to_owned(),
+            message: error.to_string(),
+        },
     }
 }

@@ -18,6 +18,7 @@ use crate::support::fault_server::{FaultServer, Manners};
 use crate::support::polaris::Polaris;
 use crate::support::postgres::TestServer;
 use crate::support::rest::RestServer;
+use crate::support::s3_server::S3Server;
 use crate::support::{branch, main_branch};
 
 /// One catalog, seen by two clients that share nothing but it.
@@ -31,6 +32,7 @@ struct Place {
 /// What makes tables here: the queue itself makes none.
 enum Making {
     Sql(Arc<SqlCatalog>),
+    SqlOnS3(Arc<SqlCatalog>, S3Server),
     Rest(RestServer),
     Polaris(Polaris),
     Fault(FaultServer),
@@ -58,6 +60,20 @@ impl Place {
         Self { catalog: catalog.clone(), other, making: Making::Sql(catalog), folder }
     }
 
+    /// The SQL catalog with its warehouse on S3.
+    async fn sqlite_on_s3() -> Option<Self> {
+        let folder = TempDir::new().unwrap();
+        let server = S3Server::start(folder.path());
+        let uri = folder.path().join("catalog.db").display().to_string();
+        let warehouse = server.warehouse();
+        let clock = Arc::new(real_now);
+        let catalog = SqlCatalog::create("test", &uri, &warehouse, clock.clone()).await.unwrap();
+        let other = SqlCatalog::open("test", &uri, &warehouse, clock).await.unwrap();
+        let catalog = Arc::new(catalog.with_storage(server.storage()));
+        let other = Arc::new(other.with_storage(server.storage()));
+        Some(Self { catalog: catalog.clone(), other, making: Making::SqlOnS3(catalog, server), folder })
+    }
+
     async fn rest_server() -> Option<Self> {
         let folder = TempDir::new().unwrap();
         let server = RestServer::start(folder.path())?;
@@ -79,18 +95,32 @@ impl Place {
         Some(Self { catalog, other, making: Making::Fault(server), folder })
     }
 
+    /// Where tables are, without a scheme that some write in two ways.
+    fn warehouse(&self) -> String {
+        match &self.making {
+            Making::SqlOnS3(_, server) => server.warehouse(),
+            Making::Sql(_) | Making::Rest(_) | Making::Fault(_) | Making::Polaris(_) => {
+                self.folder.path().join("warehouse").display().to_string()
+            }
+        }
+    }
+
     async fn make(&self, name: &TableName, definition: &TableDefinition) -> Arc<LoadedTable> {
         for levels in 1..=name.namespace.len() {
             let namespace = &name.namespace[..levels];
             match &self.making {
-                Making::Sql(catalog) => catalog.create_namespace(&namespace.join(".")).await.unwrap(),
+                Making::Sql(catalog) | Making::SqlOnS3(catalog, _) => {
+                    catalog.create_namespace(&namespace.join(".")).await.unwrap()
+                }
                 Making::Rest(server) => server.create_namespace(namespace).await,
                 Making::Polaris(polaris) => polaris.create_namespace(namespace).await,
                 Making::Fault(server) => server.create_namespace(namespace),
             }
         }
         match &self.making {
-            Making::Sql(catalog) => drop(catalog.define_table(name, definition).await.unwrap()),
+            Making::Sql(catalog) | Making::SqlOnS3(catalog, _) => {
+                drop(catalog.define_table(name, definition).await.unwrap())
+            }
             Making::Rest(server) => server.create_table(name, definition).await,
             Making::Polaris(polaris) => polaris.create_table(name, definition).await,
             Making::Fault(server) => server.create_table(name, definition),
@@ -205,6 +235,13 @@ macro_rules! over_every_catalog {
             })*
         }
 
+        mod sqlite_on_s3 {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $story() {
+                super::$story(&super::Place::sqlite_on_s3().await.unwrap()).await;
+            })*
+        }
+
         /// What the fault tests rest on.
         mod fault_server {
             $(#[tokio::test(flavor = "multi_thread")]
@@ -259,8 +296,7 @@ async fn a_table_is_loaded_as_it_is(place: &Place) {
     assert_eq!((facts.format_version, facts.refs.len(), facts.last_sequence_number), (2, 0, 0));
     assert_eq!(facts.head(&main_branch()), None);
     assert_eq!(facts.name, flights());
-    let warehouse = place.folder.path().join("warehouse");
-    assert!(facts.location.contains(warehouse.to_str().unwrap()), "{}", facts.location);
+    assert!(facts.location.contains(&place.warehouse()), "{}", facts.location);
     assert_eq!(place.catalog.list_tables().await.unwrap(), [flights()]);
     assert_eq!(place.catalog.name(), "test");
     let able = place.catalog.capabilities();

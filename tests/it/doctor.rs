@@ -67,6 +67,20 @@ async fn a_sql_catalog_is_tried_out_and_nothing_is_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_catalog_on_s3_is_tried_out_and_nothing_is_left() {
+    let (house, server) = House::on_s3(ORDERS_POLICY).await;
+    server.leave("warehouse/shop/mergeberg_doctor_of_another/metadata/x.json");
+    let before = server.objects();
+
+    let ran = doctor(house.dir.path(), &["--scratch", "shop", "--json"]);
+
+    let told = ran.json();
+    assert_eq!(ran.code, 0, "{told}");
+    assert!(all_able(&told), "{told}");
+    assert_eq!(server.objects(), before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_rest_server_is_tried_out_and_nothing_is_left() {
     let Some((house, server)) = House::over_rest(ORDERS_POLICY).await else { return };
     house.configure_for(&format!("type = \"rest\"\nuri = \"{}\"", server.uri()), LONG_LEASE);

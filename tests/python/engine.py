@@ -6,7 +6,8 @@
     engine.py ops            the operations with their arguments
 
 A job is an object: {"op": "append", "catalog": {"uri", "warehouse", "name"}, "table": "ns.t", ...arguments}.
-A uri that starts with http is that of a REST catalog, any other that of a SQL catalog.
+A uri that starts with http is that of a REST catalog, any other that of a SQL catalog. What else a catalog has goes to
+PyIceberg as it is (`s3.endpoint` and the like).
 `table` is a dotted string or a list of names. `catalog` may be left out once an earlier job of the process
 named it. `id` is given back in the answer. An answer is one line: the result, or {"error", "message"}. One-shot
 and batch exit with 1 when a job failed. Start-up costs over a second, so tests keep one `serve` process.
@@ -132,10 +133,20 @@ class BadJob(Exception):
     """The job itself is wrong: a mistake in the test."""
 
 
+# Address, warehouse, name, and further properties.
+CatalogKey = tuple[str, str, str, tuple[tuple[str, str], ...]]
+
+
+def key_of(config: dict[str, Any]) -> CatalogKey:
+    own = ("uri", "warehouse", "name")
+    further = tuple(sorted((key, value) for key, value in config.items() if key not in own))
+    return *(config[key] for key in own), further
+
+
 class Engine:
     def __init__(self) -> None:
-        self.catalogs: dict[tuple[str, str, str], Catalog] = {}
-        self.last: tuple[str, str, str] | None = None
+        self.catalogs: dict[CatalogKey, Catalog] = {}
+        self.last: CatalogKey | None = None
 
     def answer(self, job: Any) -> dict[str, Any]:
         """Runs one job; every failure becomes an answer."""
@@ -201,20 +212,19 @@ class Engine:
             raise BadJob(f"{function.__name__}{inspect.signature(function)}: {error}") from None
         return function(*first, **arguments)
 
-    def catalog(self, config: dict[str, str] | None) -> Catalog:
-        key = (config["uri"], config["warehouse"], config["name"]) if config else self.last
+    def catalog(self, config: dict[str, Any] | None) -> Catalog:
+        key = key_of(config) if config else self.last
         if key is None:
             self.missing("catalog")
         if key not in self.catalogs:
             if len(self.catalogs) == MAX_OPEN_CATALOGS:
                 oldest = next(iter(self.catalogs))
                 self.catalogs.pop(oldest).close()
-            uri, warehouse, name = key
-            more = {k: v for k, v in config.items() if k not in ("uri", "warehouse", "name")} if config else {}
+            uri, warehouse, name, properties = key
             if uri.startswith("sqlite:") and "?" not in uri:
                 uri += f"?timeout={SQLITE_BUSY_SECONDS}"
             kind = OverRest if uri.startswith("http") else Catalog
-            self.catalogs[key] = kind(name, uri=uri, warehouse=warehouse, **more)
+            self.catalogs[key] = kind(name, uri=uri, warehouse=warehouse, **dict(properties))
         self.last = key
         return self.catalogs[key]
 

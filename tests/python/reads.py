@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import pathlib
+import urllib.parse
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -75,6 +76,8 @@ def read_duckdb(
     pin = f", snapshot_from_id => {int(snapshot_id)}" if snapshot_id is not None else ""
     chosen = ", ".join('"' + name.replace('"', '""') + '"' for name in columns) if columns else "*"
     source = f"iceberg_scan('{location}'{pin}){f' WHERE {where}' if where else ''}"
+    if location.startswith("s3://"):
+        _duckdb_on_s3(catalog.properties)
     if count_only:
         return {"count": _duckdb().execute(f"SELECT count(*) FROM {source}").fetchone()[0]}
     data = _duckdb().execute(f"SELECT {chosen} FROM {source}").to_arrow_table()
@@ -90,12 +93,35 @@ def _duckdb() -> Any:
         config={"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
     )
     for name in ("avro", "iceberg"):
-        package = importlib.util.find_spec(f"duckdb_extension_{name}")
-        folder = pathlib.Path(package.origin).parent / "extensions" / f"v{duckdb.__version__}"
-        path = str(folder / f"{name}.duckdb_extension").replace("'", "''")
-        connection.execute(f"LOAD '{path}'")
+        _load_extension(connection, name)
     connection.execute("SET TimeZone = 'UTC'")
     return connection
+
+
+def _load_extension(connection: Any, name: str) -> None:
+    import duckdb
+
+    package = importlib.util.find_spec(f"duckdb_extension_{name}")
+    folder = pathlib.Path(package.origin).parent / "extensions" / f"v{duckdb.__version__}"
+    path = str(folder / f"{name}.duckdb_extension").replace("'", "''")
+    connection.execute(f"LOAD '{path}'")
+
+
+def _duckdb_on_s3(properties: dict[str, str]) -> None:
+    """DuckDB with the address and keys that the catalog's files are read with."""
+    address = urllib.parse.urlsplit(properties["s3.endpoint"])
+    values = {
+        "TYPE": "s3",
+        "ENDPOINT": address.netloc,
+        "USE_SSL": str(address.scheme == "https").lower(),
+        "URL_STYLE": "path",
+        "REGION": properties["s3.region"],
+        "KEY_ID": properties["s3.access-key-id"],
+        "SECRET": properties["s3.secret-access-key"],
+    }
+    _load_extension(_duckdb(), "httpfs")
+    pairs = ", ".join(f"{key} '{value}'" for key, value in values.items())
+    _duckdb().execute(f"CREATE OR REPLACE SECRET store ({pairs})")
 
 
 @operation("engine")

@@ -13,6 +13,7 @@ use roaring::RoaringTreemap;
 use uuid::Uuid;
 
 use super::super::error::TableError;
+use super::super::folders::data_folder;
 use super::super::loaded::LoadedTable;
 use super::super::manifest_codec::file_fact;
 use super::super::manifests::LiveFile;
@@ -110,11 +111,7 @@ impl NewDeleteFile {
 
 /// A path that no file has, beside the table's data files.
 pub(super) fn fresh_path(facts: &TableFacts, extension: &str) -> String {
-    let folder = match facts.properties.get("write.data.path") {
-        Some(path) => path.trim_end_matches('/').to_owned(),
-        None => format!("{}/data", facts.location.trim_end_matches('/')),
-    };
-    format!("{folder}/{}-deletes.{extension}", Uuid::now_v7())
+    format!("{}/{}-deletes.{extension}", data_folder(facts), Uuid::now_v7())
 }
 
 /// Takes a file away whose writing failed.

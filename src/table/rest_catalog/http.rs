@@ -4,6 +4,7 @@ use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Method, Request, StatusCode, Url};
 
 use super::auth::{Auth, NoToken};
+use super::aws_signature::AwsSigner;
 use super::settings::bearer;
 use super::transport::{Failure, Reply, Transport};
 use crate::secret::Secret;
@@ -19,11 +20,13 @@ pub(super) struct Http {
     transport: Transport,
     auth: Auth,
     headers: HeaderMap,
+    /// Signs each request as AWS wants it.
+    aws: Option<AwsSigner>,
 }
 
 impl Http {
-    pub fn new(transport: Transport, auth: Auth, headers: HeaderMap) -> Self {
-        Self { transport, auth, headers }
+    pub fn new(transport: Transport, auth: Auth, headers: HeaderMap, aws: Option<AwsSigner>) -> Self {
+        Self { transport, auth, headers, aws }
     }
 
     pub fn headers_mut(&mut self) -> &mut HeaderMap {
@@ -34,17 +37,31 @@ impl Http {
         self.auth = auth;
     }
 
-    /// Asks for something, again where that may help.
-    pub async fn get(&self, url: Url, extra: &[(HeaderName, HeaderValue)]) -> Result<Reply, Failure> {
+    /// Asks for something, again where that may help. `given` is the token to be tried first.
+    pub async fn get(
+        &self,
+        url: Url,
+        extra: &[(HeaderName, HeaderValue)],
+        given: Option<&Secret>,
+    ) -> Result<Reply, Failure> {
         let mut request = Request::new(Method::GET, url);
         request.headers_mut().extend(extra.iter().cloned());
-        let mut refused: Option<Secret> = None;
+        self.safely(request, given).await
+    }
+
+    /// As [`Self::get`], with a question in JSON that changes nothing.
+    pub async fn ask(&self, url: Url, body: Vec<u8>, given: Option<&Secret>) -> Result<Reply, Failure> {
+        self.safely(json_request(url, body), given).await
+    }
+
+    async fn safely(&self, request: Request, given: Option<&Secret>) -> Result<Reply, Failure> {
+        let mut tokens = Tokens { given: given.cloned(), refused: None };
         loop {
-            let token = self.token(refused.as_ref()).await?;
-            let reply = self.transport.send_safely(&self.signed(&request, token.as_ref())?).await?;
-            match self.renewable(&reply, token, refused.is_some()) {
-                Some(token) => refused = Some(token),
-                None => return Ok(reply),
+            let token = self.token(&tokens).await?;
+            let ready = self.ready(&request, token.as_ref()).await?;
+            let reply = self.transport.send_safely(&ready).await?;
+            if !self.another_token_helps(&reply, token, &mut tokens) {
+                return Ok(reply);
             }
         }
     }
@@ -55,45 +72,45 @@ impl Http {
         url: Url,
         extra: &[(HeaderName, HeaderValue)],
         body: Vec<u8>,
+        given: Option<&Secret>,
     ) -> Result<Reply, Failure> {
-        let mut request = Request::new(Method::POST, url);
-        let json = HeaderValue::from_static("application/json");
-        request.headers_mut().insert(reqwest::header::CONTENT_TYPE, json);
+        let mut request = json_request(url, body);
         request.headers_mut().extend(extra.iter().cloned());
-        *request.body_mut() = Some(body.into());
-        let mut refused: Option<Secret> = None;
+        let mut tokens = Tokens { given: given.cloned(), refused: None };
         let mut attempt = 1;
         loop {
-            let token = self.token(refused.as_ref()).await?;
-            let reply = self.transport.send(self.signed(&request, token.as_ref())?).await?;
+            let token = self.token(&tokens).await?;
+            let reply = self.transport.send(self.ready(&request, token.as_ref()).await?).await?;
             if reply.status == StatusCode::TOO_MANY_REQUESTS && attempt < UNSEEN_ATTEMPTS {
                 let Some(wait) = reply.wait(attempt) else { return Ok(reply) };
                 tokio::time::sleep(wait).await;
                 attempt += 1;
                 continue;
             }
-            match self.renewable(&reply, token, refused.is_some()) {
-                Some(token) => refused = Some(token),
-                None => return Ok(reply),
+            if !self.another_token_helps(&reply, token, &mut tokens) {
+                return Ok(reply);
             }
         }
     }
 
     /// Removes something, once.
     pub async fn delete(&self, url: Url) -> Result<Reply, Failure> {
-        let token = self.token(None).await?;
-        self.transport.send(self.signed(&Request::new(Method::DELETE, url), token.as_ref())?).await
+        let token = self.token(&Tokens::default()).await?;
+        self.transport.send(self.ready(&Request::new(Method::DELETE, url), token.as_ref()).await?).await
     }
 
-    async fn token(&self, refused: Option<&Secret>) -> Result<Option<Secret>, Failure> {
-        let token = self.auth.token(&self.transport, refused).await;
+    async fn token(&self, tokens: &Tokens) -> Result<Option<Secret>, Failure> {
+        if let Some(given) = &tokens.given {
+            return Ok(Some(given.clone()));
+        }
+        let token = self.auth.token(&self.transport, tokens.refused.as_ref()).await;
         token.map_err(|none| match none {
             NoToken::Unanswered(why) => Failure::NotSent(format!("no token could be fetched: {why}")),
             NoToken::Refused(why) => Failure::NoToken(format!("no token could be fetched: {why}")),
         })
     }
 
-    fn signed(&self, request: &Request, token: Option<&Secret>) -> Result<Request, Failure> {
+    async fn ready(&self, request: &Request, token: Option<&Secret>) -> Result<Request, Failure> {
         let not_sent = |text: &str| Failure::NotSent(text.to_owned());
         let mut copy = request.try_clone().ok_or_else(|| not_sent("its body cannot be sent again"))?;
         for (name, value) in &self.headers {
@@ -104,12 +121,40 @@ impl Http {
                 bearer(token).ok_or_else(|| not_sent("the token holds letters that no header can"))?;
             copy.headers_mut().insert(AUTHORIZATION, value);
         }
+        if let Some(signer) = &self.aws {
+            signer.sign(&mut copy).await.map_err(|why| not_sent(&why))?;
+        }
         Ok(copy)
     }
 
-    /// The refused token, if another one may help: once a request.
-    fn renewable(&self, reply: &Reply, token: Option<Secret>, tried: bool) -> Option<Secret> {
-        let refused = reply.status == StatusCode::UNAUTHORIZED || reply.status.as_u16() == TOKEN_OVER;
-        if refused && !tried && self.auth.can_renew() { token } else { None }
+    /// Was the token refused, and may another one help? The one that was given is tried first, then ours, and
+    /// ours is fetched anew once.
+    fn another_token_helps(&self, reply: &Reply, token: Option<Secret>, tokens: &mut Tokens) -> bool {
+        if reply.status != StatusCode::UNAUTHORIZED && reply.status.as_u16() != TOKEN_OVER {
+            return false;
+        }
+        if tokens.given.take().is_some() {
+            return true;
+        }
+        if tokens.refused.is_some() || token.is_none() || !self.auth.can_renew() {
+            return false;
+        }
+        tokens.refused = token;
+        true
     }
+}
+
+/// The tokens of one request, as they are tried.
+#[derive(Default)]
+struct Tokens {
+    given: Option<Secret>,
+    refused: Option<Secret>,
+}
+
+fn json_request(url: Url, body: Vec<u8>) -> Request {
+    let mut request = Request::new(Method::POST, url);
+    let json = HeaderValue::from_static("application/json");
+    request.headers_mut().insert(reqwest::header::CONTENT_TYPE, json);
+    *request.body_mut() = Some(body.into());
+    request
 }

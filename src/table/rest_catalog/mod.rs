@@ -7,14 +7,17 @@
 //! What one server says can be older than what it said before: a load that falls behind what this process
 //! has seen is asked for again, and is an error when it stays behind.
 //!
-//! Absent on purpose: creating and dropping tables other than scratch ones, views, scan planning by the server, and storage other
-//! than local disks.
+//! Absent on purpose: creating and dropping tables other than scratch ones, views, and scan planning by the server.
 
 mod answers;
 mod auth;
+mod aws_signature;
+mod grants;
 mod http;
 mod paths;
+mod server;
 mod settings;
+mod signer;
 mod tables;
 mod transport;
 mod wire;
@@ -25,20 +28,19 @@ use async_trait::async_trait;
 use iceberg::io::FileIO;
 use mergeberg_kernel::commit::{Requirement, Update};
 use mergeberg_kernel::ids::TableName;
+use reqwest::StatusCode;
 use reqwest::header::{HeaderName, HeaderValue, IF_NONE_MATCH};
-use reqwest::{StatusCode, Url};
 use uuid::Uuid;
 
+pub use self::aws_signature::{AwsKeys, AwsSettings, SIGNING_KEYS};
 pub use self::settings::{RestSettings, WrongSetting};
 pub use self::transport::Patience;
 
 use self::answers::{Refusal, Sent, difference, of_refusal};
-use self::auth::Auth;
-use self::http::Http;
-use self::paths::Paths;
-use self::settings::add_header;
+use self::grants::TableGrants;
+use self::server::{Server, refused};
 use self::tables::{Held, Newer, read_reply};
-use self::transport::{Failure, Reply, Transport, pause};
+use self::transport::{Failure, Reply, pause};
 use self::wire::{CatalogConfig, ErrorModel, commit_request};
 use super::catalog::{
     Capabilities, Catalog, CatalogError, Clock, CommitOutcome, off_runtime, remove_scratch_files,
@@ -47,8 +49,8 @@ use super::catalog::{
 use super::create::TableDefinition;
 use super::error::plain;
 use super::loaded::LoadedTable;
+use super::storage::{Grants, Source, file_io_of};
 use super::table_cache::TableCache;
-use crate::secret::Secret;
 
 /// Times that a table is asked for whose answer is older than one before, or no answer at all.
 const LOAD_ATTEMPTS: u32 = 6;
@@ -62,51 +64,28 @@ const COMMIT_TRANSACTION: &str = "POST /v1/{prefix}/transactions/commit";
 /// See the module.
 pub struct RestCatalog {
     name: String,
-    /// For messages.
-    uri: String,
-    http: Http,
-    paths: Paths,
+    server: Arc<Server>,
     capabilities: Capabilities,
-    file_io: FileIO,
-    clock: Clock,
+    accesses: Mutex<TableCache<Access>>,
     cache: Mutex<TableCache<Held>>,
+}
+
+/// How one table's files are reached.
+#[derive(Clone)]
+struct Access {
+    grants: Arc<TableGrants>,
+    file_io: FileIO,
 }
 
 impl RestCatalog {
     /// Asks the server for its configuration (`GET /v1/config`) and follows it.
     pub async fn open(settings: &RestSettings, clock: Clock) -> Result<Self, CatalogError> {
-        let wrong = |WrongSetting { key, message, next }: WrongSetting| {
-            CatalogError::Unavailable(format!("'{key}' of catalog {}: {message}; {next}", settings.name))
-        };
-        settings.address().map_err(wrong)?;
-        let auth = settings.auth(clock.clone()).map_err(wrong)?;
-        let headers = settings.header_map().map_err(wrong)?;
-        let transport = Transport::new(settings.patience)
-            .map_err(|e| CatalogError::Unavailable(format!("no HTTP client could be made: {e}")))?;
-        let mut http = Http::new(transport, auth, headers);
-        let config = handshake(settings, &http).await?;
-
-        for (name, value) in config.settings("header.") {
-            if let Err(message) = add_header(http.headers_mut(), name, value) {
-                tracing::warn!("header '{name}' of the catalog's configuration is not sent: {message}");
-            }
-        }
-        if settings.credential.is_none()
-            && let Some(token) = config.setting("token", None)
-        {
-            http.set_auth(Auth::given(Secret::new(token), clock.clone()));
-        }
-        let uri = config.setting("uri", Some(&settings.uri)).unwrap_or(&settings.uri).to_owned();
-        let paths =
-            Paths::new(&uri, config.setting("prefix", None), config.setting("namespace-separator", None));
+        let (server, config) = Server::open(settings, clock).await?;
         Ok(Self {
             name: settings.name.clone(),
-            uri,
-            http,
-            paths,
+            server: Arc::new(server),
             capabilities: capabilities(&config),
-            file_io: FileIO::new_with_fs(),
-            clock,
+            accesses: Mutex::default(),
             cache: Mutex::default(),
         })
     }
@@ -116,12 +95,21 @@ impl RestCatalog {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn address(&self, url: Result<Url, String>) -> Result<Url, CatalogError> {
-        url.map_err(CatalogError::Unavailable)
+    fn accesses(&self) -> MutexGuard<'_, TableCache<Access>> {
+        self.accesses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn unanswered(&self, failure: &Failure) -> CatalogError {
-        CatalogError::Unavailable(format!("{}: {}", self.uri, failure.text()))
+    /// How the table's files are reached.
+    fn access(&self, table: &TableName) -> Access {
+        let mut accesses = self.accesses();
+        if let Some(access) = accesses.get(table) {
+            return access;
+        }
+        let grants = Arc::new(TableGrants::new(table.clone(), Arc::clone(&self.server)));
+        let file_io = file_io_of(Source::Granted(Arc::clone(&grants) as Arc<dyn Grants>));
+        let access = Access { grants, file_io };
+        accesses.put(table.clone(), access.clone());
+        access
     }
 
     /// A reply that is neither the table nor "not modified".
@@ -132,14 +120,14 @@ impl RestCatalog {
             StatusCode::NOT_FOUND if reply.error().is_some_and(missing) => {
                 CatalogError::NotFound(table.clone())
             }
-            _ => refused(&self.uri, reply),
+            _ => refused(&self.server.uri, reply),
         }
     }
 
     /// What the reply holds, put into memory unless something newer is there.
     async fn take_in(&self, table: &TableName, reply: Reply) -> Result<Newer, CatalogError> {
-        let (name, file_io, known) = (table.clone(), self.file_io.clone(), self.cache().get(table));
-        let held = off_runtime(move || read_reply(&name, &reply, known, file_io)).await??;
+        let (name, access, known) = (table.clone(), self.access(table), self.cache().get(table));
+        let held = off_runtime(move || read_reply(&name, &reply, known, &access)).await??;
         let mut cache = self.cache();
         if let Some(known) = cache.get(table)
             && known.is_newer_than(&held.table)
@@ -153,7 +141,7 @@ impl RestCatalog {
     /// The table as it is after a refusal, for a judgement.
     async fn judge(&self, sent: Sent<'_>, refusal: Refusal, told: &str) -> CommitOutcome {
         match self.load(&sent.base.facts.name).await {
-            Ok(current) => of_refusal(sent, refusal, &current, told, (self.clock)()),
+            Ok(current) => of_refusal(sent, refusal, &current, told, (self.server.clock)()),
             // Refused, but nobody can say why, nor whether it was the answer to a second sending.
             Err(error) => CommitOutcome::Unknown(format!("{told}, and then {error}")),
         }
@@ -190,17 +178,15 @@ impl Catalog for RestCatalog {
     }
 
     async fn load(&self, table: &TableName) -> Result<Arc<LoadedTable>, CatalogError> {
-        let url = self.address(self.paths.table(table))?;
+        let url = self.server.address(self.server.paths.table(table))?;
         let mut trouble = None;
         for attempt in 1..=LOAD_ATTEMPTS {
             let known = self.cache().get(table);
             let etag = known.as_ref().and_then(|held| held.etag.as_deref());
-            let unless: Vec<_> = etag
-                .and_then(|etag| HeaderValue::from_str(etag).ok())
-                .map(|etag| (IF_NONE_MATCH, etag))
-                .into_iter()
-                .collect();
-            let reply = self.http.get(url.clone(), &unless).await.map_err(|f| self.unanswered(&f))?;
+            let unless =
+                etag.and_then(|etag| HeaderValue::from_str(etag).ok()).map(|etag| (IF_NONE_MATCH, etag));
+            let reply = self.access(table).grants.load(url.clone(), unless).await;
+            let reply = reply.map_err(|f| self.server.unanswered(&f))?;
             match (reply.status, known) {
                 (StatusCode::NOT_MODIFIED, Some(known)) => return Ok(known.table),
                 (StatusCode::OK, _) => match self.take_in(table, reply).await {
@@ -209,7 +195,7 @@ impl Catalog for RestCatalog {
                         trouble = Some(CatalogError::Unavailable(format!(
                             "{} answers with an older state of {table} than before ({}); if the catalog was \
                              restored from a backup, start again",
-                            self.uri, known.metadata_location
+                            self.server.uri, known.metadata_location
                         )));
                     }
                     // Cut short on its way.
@@ -222,7 +208,8 @@ impl Catalog for RestCatalog {
                 tokio::time::sleep(pause(attempt)).await;
             }
         }
-        Err(trouble.unwrap_or_else(|| CatalogError::Unavailable(format!("{} gave no answer", self.uri))))
+        Err(trouble
+            .unwrap_or_else(|| CatalogError::Unavailable(format!("{} gave no answer", self.server.uri))))
     }
 
     async fn load_refs(&self, table: &TableName) -> Result<Arc<LoadedTable>, CatalogError> {
@@ -230,17 +217,19 @@ impl Catalog for RestCatalog {
         if self.cache().get(table).is_some() {
             return self.load(table).await;
         }
-        let url = self.address(self.paths.table(table).map(|mut url| {
+        let url = self.server.address(self.server.paths.table(table).map(|mut url| {
             url.query_pairs_mut().append_pair("snapshots", "refs");
             url
         }))?;
-        let reply = self.http.get(url, &[]).await.map_err(|f| self.unanswered(&f))?;
+        let access = self.access(table);
+        let reply = access.grants.load(url, None).await;
+        let reply = reply.map_err(|f| self.server.unanswered(&f))?;
         if reply.status != StatusCode::OK {
             return Err(self.refused_load(table, &reply));
         }
         // Not kept: what is in memory is whole.
-        let (name, file_io) = (table.clone(), self.file_io.clone());
-        match off_runtime(move || read_reply(&name, &reply, None, file_io)).await? {
+        let name = table.clone();
+        match off_runtime(move || read_reply(&name, &reply, None, &access)).await? {
             Ok(held) => Ok(held.table),
             // Cut short on its way, or a server that makes nothing of the parameter: the whole table is asked for.
             Err(CatalogError::Unavailable(_) | CatalogError::Unreadable { .. }) => self.load(table).await,
@@ -255,7 +244,7 @@ impl Catalog for RestCatalog {
         updates: Vec<Update>,
     ) -> CommitOutcome {
         let table = &base.facts.name;
-        let url = match self.address(self.paths.table(table)) {
+        let url = match self.server.address(self.server.paths.table(table)) {
             Ok(url) => url,
             Err(error) => return CommitOutcome::Refused(error),
         };
@@ -265,9 +254,10 @@ impl Catalog for RestCatalog {
         let extra: Vec<_> = key.map(|key| (IDEMPOTENCY_KEY, key)).into_iter().collect();
         let attempts = if extra.is_empty() { 1 } else { KEYED_ATTEMPTS };
         let sent = Sent { base, requirements, updates: &updates };
+        let token = self.access(table).grants.token();
         let mut lost = None;
         for attempt in 1..=attempts {
-            match self.http.post(url.clone(), &extra, body.clone()).await {
+            match self.server.http.post(url.clone(), &extra, body.clone(), token.as_ref()).await {
                 Ok(reply) if reply.status == StatusCode::OK => {
                     return self.applied(table, reply, &updates).await;
                 }
@@ -280,14 +270,16 @@ impl Catalog for RestCatalog {
                         StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => {
                             self.judge(sent, Refusal::Invalid, &reply.told()).await
                         }
-                        StatusCode::TOO_MANY_REQUESTS => CommitOutcome::Refused(refused(&self.uri, &reply)),
+                        StatusCode::TOO_MANY_REQUESTS => {
+                            CommitOutcome::Refused(refused(&self.server.uri, &reply))
+                        }
                         _ => CommitOutcome::Refused(CatalogError::Refused(reply.told())),
                     };
                 }
                 // 2xx without a table, 5xx: the commit may be applied, or still be under way.
                 Ok(reply) => lost = Some(reply.told()),
                 Err(failure @ (Failure::NotSent(_) | Failure::NoToken(_))) if lost.is_none() => {
-                    return CommitOutcome::Refused(self.unanswered(&failure));
+                    return CommitOutcome::Refused(self.server.unanswered(&failure));
                 }
                 Err(failure) => lost = Some(failure.text().to_owned()),
             }
@@ -307,9 +299,9 @@ impl Catalog for RestCatalog {
         let body = definition.create_request(table).map_err(|error| {
             CatalogError::Refused(format!("{table} cannot be created: {}", plain(&error)))
         })?;
-        let url = self.address(self.paths.tables(&table.namespace))?;
-        let reply = self.http.post(url, &[], body.to_string().into_bytes()).await;
-        let reply = reply.map_err(|failure| self.unanswered(&failure))?;
+        let url = self.server.address(self.server.paths.tables(&table.namespace))?;
+        let reply = self.server.http.post(url, &[], body.to_string().into_bytes(), None).await;
+        let reply = reply.map_err(|failure| self.server.unanswered(&failure))?;
         if reply.status != StatusCode::OK {
             return Err(CatalogError::Refused(format!("{table} cannot be created: {}", reply.told())));
         }
@@ -319,8 +311,8 @@ impl Catalog for RestCatalog {
     async fn drop_scratch(&self, table: &LoadedTable) -> Result<(), CatalogError> {
         let name = &table.facts.name;
         require_scratch(name)?;
-        let url = self.address(self.paths.table(name))?;
-        let reply = self.http.delete(url).await.map_err(|failure| self.unanswered(&failure))?;
+        let url = self.server.address(self.server.paths.table(name))?;
+        let reply = self.server.http.delete(url).await.map_err(|failure| self.server.unanswered(&failure))?;
         if !reply.status.is_success() {
             return Err(CatalogError::Refused(format!("{name} cannot be dropped: {}", reply.told())));
         }
@@ -335,52 +327,13 @@ fn is_refusal(reply: &Reply, after_lost: bool) -> bool {
     judged || ((reply.status.is_client_error() || reply.status.is_redirection()) && !after_lost)
 }
 
-/// `GET /v1/config`.
-async fn handshake(settings: &RestSettings, http: &Http) -> Result<CatalogConfig, CatalogError> {
-    let uri = settings.uri.trim_end_matches('/');
-    let mut url = Url::parse(&format!("{uri}/v1/config"))
-        .map_err(|error| CatalogError::Unavailable(format!("'{uri}' is no address: {error}")))?;
-    if let Some(warehouse) = &settings.warehouse {
-        url.query_pairs_mut().append_pair("warehouse", warehouse);
-    }
-    let reply = match http.get(url, &[]).await {
-        Ok(reply) => reply,
-        Err(failure) => {
-            return Err(CatalogError::Unavailable(format!("{uri}: {}; {}", failure.text(), failure.next())));
-        }
-    };
-    if reply.status != StatusCode::OK {
-        return Err(refused(uri, &reply));
-    }
-    serde_json::from_slice(&reply.body).map_err(|error| {
-        CatalogError::Unavailable(format!(
-            "{uri} is no Iceberg REST catalog, its configuration cannot be read ({error}); correct 'uri'"
-        ))
-    })
-}
-
-/// A refusal in words, with what to do behind the semicolon.
-fn refused(uri: &str, reply: &Reply) -> CatalogError {
-    let next = match reply.status {
-        StatusCode::UNAUTHORIZED => "check 'token' or 'credential' of the catalog",
-        StatusCode::FORBIDDEN => "give this principal the right to read and commit",
-        StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST => "check 'uri' and 'warehouse' of the catalog",
-        status if status.is_redirection() => "write the address that it redirects to as 'uri'",
-        _ => "it is tried again",
-    };
-    CatalogError::Unavailable(format!("{uri} answered {}; {next}", reply.told()))
-}
-
 fn capabilities(config: &CatalogConfig) -> Capabilities {
-    // A server that lists no endpoints has those of the specification's first version, this one included.
-    let offers = |endpoint: &str| {
-        config.endpoints.as_ref().is_none_or(|all| all.iter().any(|offered| offered == endpoint))
-    };
     Capabilities {
         table_refs: true,
         ref_requirements: true,
         snapshot_removal: true,
-        multi_table_commits: offers(COMMIT_TRANSACTION),
+        // A server that lists no endpoints has those of the specification's first version, this one included.
+        multi_table_commits: config.endpoints.is_none() || config.offers(COMMIT_TRANSACTION),
         idempotency_keys: config.idempotency_key_lifetime.is_some(),
         current_reads: false,
     }

@@ -39,6 +39,12 @@ impl Paths {
         self.url(&format!("namespaces/{}/tables/{}", self.namespace(&table.namespace), encode(&table.name)))
     }
 
+    /// Of the table's credentials.
+    pub fn credentials(&self, table: &TableName) -> Result<Url, String> {
+        let namespace = self.namespace(&table.namespace);
+        self.url(&format!("namespaces/{namespace}/tables/{}/credentials", encode(&table.name)))
+    }
+
     pub fn tables(&self, namespace: &[String]) -> Result<Url, String> {
         self.url(&format!("namespaces/{}/tables", self.namespace(namespace)))
     }

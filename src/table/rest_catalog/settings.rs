@@ -6,9 +6,11 @@ use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::auth::{Auth, ClientCredentials};
+use super::aws_signature::{AwsSettings, AwsSigner};
 use super::transport::Patience;
 use crate::secret::Secret;
 use crate::table::sql_catalog::Clock;
+use crate::table::storage::StorageProperties;
 
 /// The scope that is asked for when none is configured (Java: `OAuth2Properties.CATALOG_SCOPE`).
 const DEFAULT_SCOPE: &str = "catalog";
@@ -33,6 +35,10 @@ pub struct RestSettings {
     /// Sent with each request.
     pub headers: BTreeMap<String, Secret>,
     pub patience: Patience,
+    /// For object stores, beside what the server says.
+    pub storage: StorageProperties,
+    /// Requests are signed as AWS wants it.
+    pub aws: Option<AwsSettings>,
 }
 
 /// A setting that cannot be used.
@@ -57,6 +63,8 @@ impl RestSettings {
             scope: None,
             headers: BTreeMap::new(),
             patience: Patience::default(),
+            storage: StorageProperties::default(),
+            aws: None,
         }
     }
 
@@ -129,6 +137,14 @@ impl RestSettings {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn aws_signer(&self) -> Result<Option<AwsSigner>, WrongSetting> {
+        let Some(settings) = &self.aws else { return Ok(None) };
+        let signer = AwsSigner::new(settings, |name| std::env::var(name).ok());
+        signer.map(Some).map_err(|message| {
+            wrong("rest.signing-region", message).with_next("set rest.signing-region or AWS_REGION")
+        })
     }
 
     pub(super) fn header_map(&self) -> Result<HeaderMap, WrongSetting> {

@@ -4,18 +4,22 @@ use std::collections::{BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use iceberg::io::FileIO;
 use mergeberg_kernel::ids::TableName;
 use reqwest::{StatusCode, Url};
 use serde::de::DeserializeOwned;
 
 use super::super::catalog::CatalogError;
 use super::super::loaded::LoadedTable;
-use super::super::metadata_file;
+use super::super::storage;
+use super::grants::Told;
+use super::server::refused;
 use super::transport::Reply;
 use super::wire::{NamespacePage, TablePage, TableReply};
-use super::{RestCatalog, refused};
+use super::{Access, RestCatalog};
 
+/// Who plans scans, in a table's `config`.
+const SCAN_PLANNING: &str = "scan-planning-mode";
+const PLANNED_BY_SERVER: &str = "server";
 /// Names asked for at a time; a server may give fewer or more.
 const PAGE_SIZE: &str = "1000";
 /// Pages of one list.
@@ -52,10 +56,20 @@ pub(super) fn read_reply(
     name: &TableName,
     reply: &Reply,
     known: Option<Held>,
-    file_io: FileIO,
+    access: &Access,
 ) -> Result<Held, CatalogError> {
-    let TableReply { metadata_location, metadata } = serde_json::from_slice(&reply.body)
-        .map_err(|error| CatalogError::Unavailable(format!("the answer for {name} is no table: {error}")))?;
+    let TableReply { metadata_location, metadata, config, storage_credentials } =
+        serde_json::from_slice(&reply.body).map_err(|error| {
+            CatalogError::Unavailable(format!("the answer for {name} is no table: {error}"))
+        })?;
+    let planning = config.as_ref().and_then(|config| config.get(SCAN_PLANNING)?.as_deref());
+    if planning == Some(PLANNED_BY_SERVER) {
+        let message = format!(
+            "its catalog wants to plan every scan itself ({SCAN_PLANNING}), which this release does not do"
+        );
+        return Err(CatalogError::Unsupported { table: name.clone(), message });
+    }
+    access.grants.take(Told { config, credentials: storage_credentials });
     let json = metadata.get();
     let mut hasher = DefaultHasher::new();
     (json, &metadata_location).hash(&mut hasher);
@@ -68,8 +82,8 @@ pub(super) fn read_reply(
     }
     // Servers that name no file: the content stands for it.
     let location = metadata_location.unwrap_or_else(|| format!("metadata of {name}, {digest:016x}"));
-    let table = LoadedTable::parse(name, &location, json.as_bytes(), file_io)?;
-    metadata_file::require_local(&table.facts.location)
+    let table = LoadedTable::parse(name, &location, json.as_bytes(), access.file_io.clone())?;
+    storage::require_known(&table.facts.location)
         .map_err(|error| CatalogError::Unsupported { table: name.clone(), message: error.to_string() })?;
     Ok(Held { table: Arc::new(table), etag, digest })
 }
@@ -99,7 +113,7 @@ impl RestCatalog {
     }
 
     async fn namespaces_below(&self, parent: &[String]) -> Result<Vec<Vec<String>>, CatalogError> {
-        let url = self.address(self.paths.namespaces(parent))?;
+        let url = self.server.address(self.server.paths.namespaces(parent))?;
         let mut all = Vec::new();
         self.pages(url, |page: NamespacePage| {
             // Below: some servers answer with the parent itself.
@@ -111,7 +125,7 @@ impl RestCatalog {
     }
 
     async fn tables_in(&self, namespace: &[String]) -> Result<Vec<TableName>, CatalogError> {
-        let url = self.address(self.paths.tables(namespace))?;
+        let url = self.server.address(self.server.paths.tables(namespace))?;
         let mut all = Vec::new();
         self.pages(url, |page: TablePage| {
             for identifier in page.identifiers {
@@ -139,16 +153,17 @@ impl RestCatalog {
         for _ in 0..MAX_PAGES {
             let mut page = url.clone();
             page.query_pairs_mut().append_pair("pageToken", &token).append_pair("pageSize", PAGE_SIZE);
-            let reply = self.http.get(page, &[]).await.map_err(|f| self.unanswered(&f))?;
+            let reply =
+                self.server.http.get(page, &[], None).await.map_err(|f| self.server.unanswered(&f))?;
             match reply.status {
                 StatusCode::OK => {}
                 StatusCode::NOT_FOUND if reply.error().is_some_and(|e| e.kind.starts_with("NoSuch")) => {
                     return Ok(());
                 }
-                _ => return Err(refused(&self.uri, &reply)),
+                _ => return Err(refused(&self.server.uri, &reply)),
             }
             let read = serde_json::from_slice(&reply.body).map_err(|error| {
-                CatalogError::Unavailable(format!("{} answers no list: {error}", self.uri))
+                CatalogError::Unavailable(format!("{} answers no list: {error}", self.server.uri))
             })?;
             match take(read).filter(|next| !next.is_empty()) {
                 None => return Ok(()),
@@ -156,6 +171,6 @@ impl RestCatalog {
                 Some(next) => token = next,
             }
         }
-        Err(CatalogError::Unavailable(format!("{} gives a list that does not end", self.uri)))
+        Err(CatalogError::Unavailable(format!("{} gives a list that does not end", self.server.uri)))
     }
 }

@@ -95,6 +95,11 @@ impl CatalogConfig {
         of(&self.overrides).or(own).or_else(|| of(&self.defaults))
     }
 
+    /// Does the server list this endpoint? One that lists none has those of the first version.
+    pub fn offers(&self, endpoint: &str) -> bool {
+        self.endpoints.as_ref().is_some_and(|all| all.iter().any(|offered| offered == endpoint))
+    }
+
     /// Settings whose key starts with `prefix`, without it.
     pub fn settings<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
         // Later ones win.
@@ -111,6 +116,33 @@ pub(super) struct TableReply<'a> {
     pub metadata_location: Option<String>,
     #[serde(borrow)]
     pub metadata: &'a RawValue,
+    /// Not in the reply to a commit.
+    pub config: Option<BTreeMap<String, Option<String>>>,
+    pub storage_credentials: Option<Vec<StorageCredential>>,
+}
+
+/// `StorageCredential`: settings for locations that start with the prefix.
+#[derive(Deserialize)]
+pub(super) struct StorageCredential {
+    pub prefix: String,
+    #[serde(default)]
+    pub config: BTreeMap<String, Option<String>>,
+}
+
+/// `LoadCredentialsResponse`.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct CredentialsReply {
+    #[serde(default)]
+    pub storage_credentials: Vec<StorageCredential>,
+}
+
+/// `RemoteSignResult`.
+#[derive(Deserialize)]
+pub(super) struct SignReply {
+    pub uri: String,
+    #[serde(default)]
+    pub headers: BTreeMap<String, Vec<String>>,
 }
 
 /// `ListNamespacesResponse`.

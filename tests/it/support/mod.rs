@@ -1,5 +1,6 @@
 //! A queue with its table in a temporary folder, and the words that the tests are told in.
 
+pub mod certificates;
 pub mod child;
 pub mod engine_table;
 pub mod fault_server;
@@ -8,12 +9,15 @@ pub mod polaris;
 pub mod postgres;
 pub mod python;
 pub mod rest;
+pub mod s3_server;
 pub mod scripted;
 mod served;
 pub mod shop;
 pub mod spark;
 mod story;
 
+use child::{SHORT_LEASE, real_now};
+use s3_server::S3Server;
 pub use story::{Moment, columns, days, decimal, keyed_record, long, text};
 
 use std::collections::BTreeMap;
@@ -29,6 +33,7 @@ use mergeberg::config::PolicyFolder;
 use mergeberg::ledger::{Enqueued, Ledger, LedgerPlace, NewRequest, RequestRow};
 use mergeberg::table::branch_writer::{BranchWrite, BranchWriter, Removal};
 use mergeberg::table::catalog::Catalog;
+use mergeberg::table::cleanup::missing_files;
 use mergeberg::table::create::TableDefinition;
 use mergeberg::table::loaded::LoadedTable;
 use mergeberg::table::manifests::{FileScope, ManifestStore};
@@ -143,6 +148,33 @@ impl House {
         let table: TableName = ORDERS.parse().unwrap();
         catalog.define_table(&table, &definition).await.unwrap();
         Self::assemble(dir, catalog, ledger, clock, table)
+    }
+
+    /// ORD on S3, as [`House::orders`], on the real clock and with `mergeberg.toml`.
+    pub async fn on_s3(policy: &str) -> (Self, S3Server) {
+        let (house, server) = Self::on_s3_with(Self::orders_definition(), policy).await;
+        house.append("main", &[order(1, 20), order(2, 20)]).await;
+        house.append("main", &[order(3, 21)]).await;
+        (house, server)
+    }
+
+    /// As [`House::on_s3`], of another definition and without a snapshot.
+    pub async fn on_s3_with(definition: TableDefinition, policy: &str) -> (Self, S3Server) {
+        let dir = TempDir::new().unwrap();
+        std::fs::create_dir(dir.path().join("policies")).unwrap();
+        std::fs::write(dir.path().join("policies/orders.toml"), policy).unwrap();
+        let server = S3Server::start(dir.path());
+        let clock = Arc::new(AtomicI64::new(real_now()));
+        let uri = dir.path().join("catalog.db").display().to_string();
+        let catalog = SqlCatalog::create("test", &uri, &server.warehouse(), reader(&clock)).await.unwrap();
+        let catalog = Arc::new(catalog.with_storage(server.storage()));
+        let ledger = Ledger::open_or_create(dir.path().join("ledger.db")).await.unwrap();
+        catalog.create_namespace("shop").await.unwrap();
+        let table: TableName = ORDERS.parse().unwrap();
+        catalog.define_table(&table, &definition).await.unwrap();
+        let house = Self::assemble(dir, catalog, ledger, clock, table);
+        house.configure_for(&server.catalog_lines(), SHORT_LEASE);
+        (house, server)
     }
 
     pub async fn catalog_in(dir: &Path, clock: &Arc<AtomicI64>, create: bool) -> SqlCatalog {
@@ -366,10 +398,9 @@ impl<C: Catalog + 'static> House<C> {
             let mut paths = std::collections::BTreeSet::new();
             for file in &live.data {
                 assert!(paths.insert(Arc::clone(&file.fact.path)), "{} is live twice", file.fact.path);
-                let path = &file.fact.path;
-                let path = path.strip_prefix("file://").or(path.strip_prefix("file:")).unwrap_or(path);
-                assert!(Path::new(path).exists(), "{path} of {} does not exist", reference.name);
             }
+            let missing = missing_files(&table, paths).await.unwrap();
+            assert!(missing.is_empty(), "{missing:?} of {} do not exist", reference.name);
         }
         let heads = self.ledger.receipts(0, i64::MAX).await.unwrap();
         for landing in heads {

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::child::real_now;
+use super::s3_server::S3Server;
 use super::served::Served;
 use super::{House, ORDERS, Order};
 
@@ -50,6 +51,13 @@ impl Python {
     pub fn over_postgres(folder: &Path, url: &str) -> Option<Self> {
         let mut python = Self::start(folder)?;
         python.catalog["uri"] = json!(url.replace("postgresql://", "postgresql+psycopg2://"));
+        Some(python)
+    }
+
+    /// Over a SQL catalog with its warehouse on S3.
+    pub fn on_s3(folder: &Path, server: &S3Server) -> Option<Self> {
+        let mut python = Self::start(folder)?;
+        python.catalog = server.catalog_of(folder);
         Some(python)
     }
 

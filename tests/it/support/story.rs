@@ -264,9 +264,8 @@ impl House {
         id
     }
 
-    /// Manifest lists, manifests and data files in the House's folder that no snapshot names, with ref or without:
-    /// what an engine's removal of orphan files would take, whatever their age.
-    pub async fn orphans(&self) -> Vec<PathBuf> {
+    /// Locations of the manifest lists, manifests and data files that a snapshot names, with ref or without.
+    pub async fn named_files(&self) -> BTreeSet<String> {
         let table = self.loaded().await;
         let store = ManifestStore::new(64 << 20);
         let mut named: BTreeSet<String> = BTreeSet::new();
@@ -276,6 +275,13 @@ impl House {
             let change = store.changes(&table, snapshot).await.unwrap();
             named.extend(change.added.iter().chain(&change.removed).map(|file| file.path.to_string()));
         }
+        named
+    }
+
+    /// Manifest lists, manifests and data files in the House's folder that no snapshot names: what an engine's
+    /// removal of orphan files would take, whatever their age.
+    pub async fn orphans(&self) -> Vec<PathBuf> {
+        let named = self.named_files().await;
         let mut orphans = Vec::new();
         let mut folders = vec![self.dir.path().join("warehouse")];
         while let Some(folder) = folders.pop() {

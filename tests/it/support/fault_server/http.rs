@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use percent_encoding::percent_decode_str;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
 
 /// A request, read to its end.
 #[derive(Clone, Debug)]
@@ -70,20 +71,32 @@ pub type Handler = Arc<dyn Fn(Request) -> BoxFuture<'static, Reply> + Send + Syn
 
 /// Serves on loopback until the handle is aborted. Gives the address without a path.
 pub async fn serve(handler: Handler) -> (String, JoinHandle<()>) {
+    serve_over(handler, None).await
+}
+
+/// As [`serve`]; over TLS for the name `localhost`.
+pub async fn serve_over(handler: Handler, tls: Option<TlsAcceptor>) -> (String, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("http://{}", listener.local_addr().unwrap());
+    let port = listener.local_addr().unwrap().port();
+    let address = match tls {
+        Some(_) => format!("https://localhost:{port}"),
+        None => format!("http://127.0.0.1:{port}"),
+    };
     let serving = tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            let handler = Arc::clone(&handler);
+            let (handler, tls) = (Arc::clone(&handler), tls.clone());
             // A connection that ends in the middle is the client's business, or ours on purpose.
-            tokio::spawn(async move { converse(stream, handler).await.ok() });
+            tokio::spawn(async move {
+                let Some(tls) = tls else { return converse(stream, handler).await.ok() };
+                converse(tls.accept(stream).await.ok()?, handler).await.ok()
+            });
         }
     });
     (address, serving)
 }
 
-async fn converse(stream: TcpStream, handler: Handler) -> std::io::Result<()> {
+async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, handler: Handler) -> std::io::Result<()> {
     let mut stream = BufReader::new(stream);
     while let Some(request) = read(&mut stream).await? {
         let Reply { status, headers, body, cut } = handler(request).await;
@@ -107,7 +120,7 @@ async fn converse(stream: TcpStream, handler: Handler) -> std::io::Result<()> {
 }
 
 /// `None`: the client has closed the connection.
-async fn read(stream: &mut BufReader<TcpStream>) -> std::io::Result<Option<Request>> {
+async fn read(stream: &mut BufReader<impl AsyncRead + Unpin>) -> std::io::Result<Option<Request>> {
     let mut line = String::new();
     if stream.read_line(&mut line).await? == 0 {
         return Ok(None);

@@ -4,7 +4,7 @@
 pub mod http;
 mod tables;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -15,9 +15,11 @@ use mergeberg::table::rest_catalog::{Patience, RestCatalog, RestSettings};
 use mergeberg_kernel::ids::TableName;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
 
 use super::child::real_now;
 use super::rest::create_request;
+use super::s3_server::Keys;
 use http::{Cut, Reply, Request};
 use tables::Tables;
 
@@ -28,6 +30,10 @@ pub enum Ask {
     Token,
     List,
     Load,
+    /// The credentials of a table alone.
+    Credentials,
+    /// A signature for a request to a store.
+    Sign,
     /// A commit that sets or adds something under a name that must not exist yet.
     Staging,
     /// Any other commit that sets a ref.
@@ -80,6 +86,32 @@ pub struct Manners {
     pub no_etags: bool,
     /// Names in one page of a list.
     pub page: Option<usize>,
+    /// Where tables go; `None`: the folder.
+    pub warehouse: Option<String>,
+    /// Further `overrides` of its configuration.
+    pub overrides: BTreeMap<String, String>,
+    /// It gives credentials of a table alone.
+    pub offers_credentials: bool,
+    /// Signs requests to S3 with these keys.
+    pub signs_with: Option<Keys>,
+}
+
+/// What a load says about access to a table's files.
+#[derive(Clone, Default)]
+pub struct Access {
+    /// The table's `config`.
+    pub config: BTreeMap<String, String>,
+    /// `storage-credentials`: prefix and config.
+    pub credentials: Vec<(String, BTreeMap<String, String>)>,
+}
+
+impl Access {
+    fn credentials(&self) -> Vec<Value> {
+        self.credentials
+            .iter()
+            .map(|(prefix, config)| json!({ "prefix": prefix, "config": config }))
+            .collect()
+    }
 }
 
 struct State {
@@ -95,6 +127,7 @@ struct State {
     handed_out: usize,
     /// Replies by idempotency key, for keys that were finalized.
     known_keys: Vec<(String, u16, String)>,
+    access: Access,
 }
 
 pub struct FaultServer {
@@ -111,6 +144,11 @@ struct Shared {
 
 impl FaultServer {
     pub async fn start(folder: &std::path::Path, manners: Manners) -> Self {
+        Self::start_over(folder, manners, None).await
+    }
+
+    /// Over TLS.
+    pub async fn start_over(folder: &std::path::Path, manners: Manners, tls: Option<TlsAcceptor>) -> Self {
         let state = State {
             tables: Tables::default(),
             script: VecDeque::new(),
@@ -121,19 +159,27 @@ impl FaultServer {
             tokens: Vec::new(),
             handed_out: 0,
             known_keys: Vec::new(),
+            access: Access::default(),
         };
-        let shared = Arc::new(Shared {
-            state: Mutex::new(state),
-            manners,
-            warehouse: format!("file://{}", folder.join("warehouse").display()),
-        });
+        let folder = format!("file://{}", folder.join("warehouse").display());
+        let warehouse = manners.warehouse.clone().unwrap_or(folder);
+        let shared = Arc::new(Shared { state: Mutex::new(state), manners, warehouse });
         let handler = Arc::clone(&shared);
-        let (uri, serving) = http::serve(Arc::new(move |request| {
+        let handler = Arc::new(move |request| {
             let shared = Arc::clone(&handler);
-            Box::pin(async move { shared.handle(request).await })
-        }))
-        .await;
+            Box::pin(async move { shared.handle(request).await }) as BoxFuture<'static, Reply>
+        });
+        let (uri, serving) = http::serve_over(handler, tls).await;
         Self { uri, serving, shared }
+    }
+
+    pub fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    /// What loads say about access from now on.
+    pub fn grant(&self, access: Access) {
+        self.state().access = access;
     }
 
     /// Does it serve clients that it knows only?
@@ -245,6 +291,9 @@ enum Place {
     Namespaces,
     Tables(Vec<String>),
     Table(TableName),
+    /// Of any table: all have the same.
+    Credentials,
+    Sign,
     Nowhere,
 }
 
@@ -338,6 +387,8 @@ impl Shared {
             ["namespaces", namespace, "tables", table] => {
                 Place::Table(TableName { namespace: self.levels(namespace), name: (*table).to_owned() })
             }
+            ["namespaces", _, "tables", _, "credentials"] => Place::Credentials,
+            ["namespaces", _, "tables", _, "sign"] => Place::Sign,
             _ => Place::Nowhere,
         }
     }
@@ -391,7 +442,16 @@ impl Shared {
                     return Reply::error(404, "NoSuchTableException", "Table does not exist");
                 };
                 let refs_only = request.query.get("snapshots").is_some_and(|asked| asked == "refs");
-                let mut reply = if refs_only { current.of_refs().reply() } else { current.reply() };
+                let current = if refs_only { current.of_refs() } else { current.clone() };
+                let mut reply = current.reply();
+                let mut told: Value = serde_json::from_str("{}").unwrap();
+                if !state.access.config.is_empty() {
+                    told["config"] = json!(state.access.config);
+                }
+                if !state.access.credentials.is_empty() {
+                    told["storage-credentials"] = json!(state.access.credentials());
+                }
+                reply.body = current.body_with(&told);
                 let etag = reply.headers.iter().find(|(key, _)| *key == "etag").unwrap().1.clone();
                 if manners.no_etags {
                     reply.headers.clear();
@@ -404,6 +464,14 @@ impl Shared {
                 Some(_) => Reply::json(204, String::new()),
                 None => Reply::error(404, "NoSuchTableException", "Table does not exist"),
             },
+            (Place::Credentials, "GET") if manners.offers_credentials => {
+                let credentials = json!({ "storage-credentials": state.access.credentials() });
+                Reply::json(200, credentials.to_string())
+            }
+            (Place::Sign, "POST") if manners.signs_with.is_some() => {
+                let keys = manners.signs_with.as_ref().unwrap();
+                Reply::json(200, keys.sign(&body()).to_string())
+            }
             (Place::Table(name), "POST") => {
                 let key = request.headers.get("idempotency-key").filter(|_| manners.idempotency_keys);
                 if let Some(key) = key
@@ -437,6 +505,14 @@ impl Shared {
         if *idempotency_keys {
             config["idempotency-key-lifetime"] = json!("PT30M");
         }
+        for (key, value) in &self.manners.overrides {
+            config["overrides"][key] = json!(value);
+        }
+        if self.manners.offers_credentials {
+            let below = "/v1/{prefix}/namespaces/{namespace}/tables/{table}";
+            config["endpoints"] =
+                json!([format!("GET {below}"), format!("POST {below}"), format!("GET {below}/credentials")]);
+        }
         config
     }
 
@@ -454,6 +530,8 @@ fn ask_of(place: &Place, request: &Request) -> Ask {
     match (place, request.method.as_str()) {
         (Place::Config, _) => Ask::Config,
         (Place::Token, _) => Ask::Token,
+        (Place::Credentials, _) => Ask::Credentials,
+        (Place::Sign, _) => Ask::Sign,
         (Place::Table(_), "POST") => kind_of_commit(&serde_json::from_str(&request.body).unwrap()),
         (_, "POST") => Ask::Making,
         (Place::Table(_), _) => Ask::Load,

@@ -38,10 +38,16 @@ impl Version {
 
     /// `LoadTableResult`.
     pub fn reply(&self) -> Reply {
+        Reply::json(200, self.body_with(&json!({}))).with_header("etag", format!("\"{}\"", self.location))
+    }
+
+    /// With what else a load says. The metadata stays as it was written.
+    pub fn body_with(&self, told: &Value) -> String {
         let Self { location, metadata } = self;
-        let body =
-            format!(r#"{{"metadata-location":{},"metadata":{metadata},"config":{{}}}}"#, json!(location));
-        Reply::json(200, body).with_header("etag", format!("\"{location}\""))
+        let mut told = told.clone();
+        told["metadata-location"] = json!(location);
+        let text = told.to_string();
+        format!("{},\"metadata\":{metadata}}}", text.strip_suffix('}').unwrap())
     }
 }
 
