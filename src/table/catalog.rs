@@ -176,6 +176,33 @@ impl CommitOutcome {
     }
 }
 
+/// One table's part of a commit to several.
+#[derive(Clone, Debug)]
+pub struct TableChange {
+    /// The table as the caller knows it.
+    pub base: Arc<LoadedTable>,
+    pub requirements: Vec<Requirement>,
+    pub updates: Vec<Update>,
+}
+
+impl TableChange {
+    pub fn table(&self) -> &TableName {
+        &self.base.facts.name
+    }
+}
+
+/// What became of a commit to several tables.
+#[derive(Debug)]
+#[must_use]
+pub enum SetOutcome {
+    /// Applied to all of them; the tables as they are now, in the caller's order.
+    Landed(Vec<Arc<LoadedTable>>),
+    /// Applied to none of them, because of the table at this position. The outcome is never `Landed` or `Unknown`.
+    NotApplied { at: usize, outcome: CommitOutcome },
+    /// Nobody knows whether it was applied, or the tables do not agree on it.
+    Unknown(String),
+}
+
 #[async_trait]
 pub trait Catalog: Send + Sync {
     /// The catalog's name in `mergeberg.toml`.
@@ -205,6 +232,14 @@ pub trait Catalog: Send + Sync {
         requirements: &[Requirement],
         updates: Vec<Update>,
     ) -> CommitOutcome;
+
+    /// Applies the changes to all tables, if every requirement of every table holds, or to none. Where
+    /// [`Capabilities::multi_table_commits`] says no, it is refused. Sent once, as [`Catalog::commit`].
+    async fn commit_set(&self, changes: &[TableChange]) -> SetOutcome {
+        let _ = changes;
+        let error = CatalogError::Refused(format!("{} cannot commit to several tables at once", self.name()));
+        SetOutcome::NotApplied { at: 0, outcome: CommitOutcome::Refused(error) }
+    }
 
     /// Makes an empty table to try things out on. Its name starts with [`SCRATCH_PREFIX`], its namespace has
     /// to exist. No other table is ever made by a queue.

@@ -6,12 +6,15 @@
 //! a locked database; a lost race is told and left to the caller. A connection that is lost while the update is
 //! committed leaves the outcome unknown, to be settled by reading (0020).
 //!
-//! Absent on purpose: other databases, views, and transactions over several tables.
+//! A commit to several tables moves their pointers in one database transaction (`set_commit`).
+//!
+//! Absent on purpose: other databases, and views.
 
 mod database;
 mod place;
 #[cfg(test)]
 mod postgres_tests;
+mod set_commit;
 #[cfg(test)]
 mod tests;
 mod trouble;
@@ -26,8 +29,8 @@ use uuid::Uuid;
 
 pub use super::catalog::Clock;
 use super::catalog::{
-    Capabilities, Catalog, CatalogError, CommitOutcome, first_failed, off_runtime, remove_scratch_files,
-    require_scratch,
+    Capabilities, Catalog, CatalogError, CommitOutcome, SetOutcome, TableChange, first_failed, off_runtime,
+    remove_scratch_files, require_scratch,
 };
 use super::create::TableDefinition;
 use super::document::DocumentError;
@@ -173,7 +176,7 @@ impl Catalog for SqlCatalog {
             table_refs: true,
             ref_requirements: true,
             snapshot_removal: true,
-            multi_table_commits: false,
+            multi_table_commits: true,
             idempotency_keys: false,
             current_reads: true,
         }
@@ -260,6 +263,10 @@ impl Catalog for SqlCatalog {
         require_scratch(&table.facts.name)?;
         self.drop_table(&table.facts.name).await?;
         remove_scratch_files(table).await
+    }
+
+    async fn commit_set(&self, changes: &[TableChange]) -> SetOutcome {
+        self.commit_to_all(changes).await
     }
 }
 

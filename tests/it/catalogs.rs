@@ -1,6 +1,8 @@
 //! One suite for every catalog: what the queue relies on, told once and run over each of them. A catalog that
 //! passes it may be landed on.
 
+mod several_tables;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -20,6 +22,11 @@ use crate::support::postgres::TestServer;
 use crate::support::rest::RestServer;
 use crate::support::s3_server::S3Server;
 use crate::support::{branch, main_branch};
+use several_tables::{
+    e7_a_table_can_be_required_without_a_change, o30_a_table_that_moved_meanwhile_moves_none,
+    o30_one_requirement_that_fails_moves_none, several_tables_move_together,
+    what_cannot_be_applied_to_one_is_applied_to_none,
+};
 
 /// One catalog, seen by two clients that share nothing but it.
 struct Place {
@@ -287,6 +294,11 @@ over_every_catalog! {
     a_table_that_is_not_there_is_told,
     a_commit_that_was_applied_is_not_applied_again,
     racing_committers_lose_no_update,
+    several_tables_move_together,
+    o30_one_requirement_that_fails_moves_none,
+    o30_a_table_that_moved_meanwhile_moves_none,
+    e7_a_table_can_be_required_without_a_change,
+    what_cannot_be_applied_to_one_is_applied_to_none,
 }
 
 async fn a_table_is_loaded_as_it_is(place: &Place) {

@@ -16,6 +16,7 @@ mod grants;
 mod http;
 mod paths;
 mod server;
+mod set_commit;
 mod settings;
 mod signer;
 mod tables;
@@ -43,8 +44,8 @@ use self::tables::{Held, Newer, read_reply};
 use self::transport::{Failure, Reply, pause};
 use self::wire::{CatalogConfig, ErrorModel, commit_request};
 use super::catalog::{
-    Capabilities, Catalog, CatalogError, Clock, CommitOutcome, off_runtime, remove_scratch_files,
-    require_scratch,
+    Capabilities, Catalog, CatalogError, Clock, CommitOutcome, SetOutcome, TableChange, off_runtime,
+    remove_scratch_files, require_scratch,
 };
 use super::create::TableDefinition;
 use super::error::plain;
@@ -317,6 +318,10 @@ impl Catalog for RestCatalog {
             return Err(CatalogError::Refused(format!("{name} cannot be dropped: {}", reply.told())));
         }
         remove_scratch_files(table).await
+    }
+
+    async fn commit_set(&self, changes: &[TableChange]) -> SetOutcome {
+        self.commit_to_all(changes).await
     }
 }
 

@@ -45,6 +45,11 @@ impl Paths {
         self.url(&format!("namespaces/{namespace}/tables/{}/credentials", encode(&table.name)))
     }
 
+    /// Where several tables are committed to at once.
+    pub fn transaction(&self) -> Result<Url, String> {
+        self.url("transactions/commit")
+    }
+
     pub fn tables(&self, namespace: &[String]) -> Result<Url, String> {
         self.url(&format!("namespaces/{}/tables", self.namespace(namespace)))
     }

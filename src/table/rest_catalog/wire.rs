@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
+use super::super::catalog::TableChange;
 use super::super::document::snapshot_value;
 
 /// `CommitTableRequest`.
@@ -18,6 +19,13 @@ pub(super) fn commit_request(table: &TableName, requirements: &[Requirement], up
         "requirements": requirements.iter().map(requirement_value).collect::<Vec<_>>(),
         "updates": updates.iter().map(update_value).collect::<Vec<_>>(),
     })
+}
+
+/// `CommitTransactionRequest`.
+pub(super) fn transaction_request(changes: &[TableChange]) -> Value {
+    let changes =
+        changes.iter().map(|change| commit_request(change.table(), &change.requirements, &change.updates));
+    json!({ "table-changes": changes.collect::<Vec<_>>() })
 }
 
 /// `TableRequirement`.

@@ -50,6 +50,8 @@ macro_rules! tables_only {
     };
 }
 
+pub mod set_swap;
+
 const POINTER: Statement = tables_only!(
     "SELECT metadata_location FROM iceberg_tables \
      WHERE catalog_name = $1 AND table_namespace = $2 AND table_name = $3"

@@ -40,6 +40,8 @@ pub enum Ask {
     Landing,
     /// A commit that only removes.
     Removal,
+    /// A commit to several tables.
+    Transaction,
     /// Making namespaces and tables: the tests' own.
     Making,
 }
@@ -67,6 +69,8 @@ pub enum Do {
     SayThenActLate(u16),
     /// Answers with the state of so many commits ago.
     SayOld(usize),
+    /// Of a commit to several tables acts on the first, and answers this: a server for which it is a loop.
+    ActOnOneThenSay(u16),
     /// Acts on it without a look at the requirements about this ref.
     Ignore(&'static str),
 }
@@ -94,6 +98,8 @@ pub struct Manners {
     pub offers_credentials: bool,
     /// Signs requests to S3 with these keys.
     pub signs_with: Option<Keys>,
+    /// Lists what it offers, and commits to several tables are not on the list.
+    pub one_table_at_a_time: bool,
 }
 
 /// What a load says about access to a table's files.
@@ -120,7 +126,8 @@ struct State {
     /// What happens before a request is looked at.
     firsts: VecDeque<(Ask, BoxFuture<'static, ()>)>,
     always: Option<(Ask, Do)>,
-    late: Vec<(TableName, Value)>,
+    /// Commits that were put off; without a table, one to several.
+    late: Vec<(Option<TableName>, Value)>,
     requests: Vec<(Ask, Request)>,
     /// Those handed out that still hold.
     tokens: Vec<String>,
@@ -227,7 +234,11 @@ impl FaultServer {
     pub fn act_late(&self) -> Vec<u16> {
         let mut state = self.state();
         let late = std::mem::take(&mut state.late);
-        late.into_iter().map(|(table, body)| state.tables.commit(&table, &body, |_| false).status).collect()
+        let act = |(table, body): (Option<TableName>, Value)| match table {
+            Some(table) => state.tables.commit(&table, &body, |_| false).status,
+            None => state.tables.commit_all(&body, usize::MAX).status,
+        };
+        late.into_iter().map(act).collect()
     }
 
     /// Nobody listens from now on; kept connections go on.
@@ -284,6 +295,14 @@ pub fn clock_of_now() -> Clock {
     Arc::new(real_now)
 }
 
+/// What a server offers that commits to one table at a time.
+const ENDPOINTS_OF_ONE_TABLE: [&str; 4] = [
+    "GET /v1/{prefix}/namespaces",
+    "GET /v1/{prefix}/namespaces/{namespace}/tables",
+    "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}",
+    "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}",
+];
+
 /// Where a request goes, below the prefix.
 enum Place {
     Config,
@@ -294,6 +313,7 @@ enum Place {
     /// Of any table: all have the same.
     Credentials,
     Sign,
+    Transaction,
     Nowhere,
 }
 
@@ -335,15 +355,20 @@ impl Shared {
             Some(Do::Say(status)) => Reply::error(status, "ServiceFailureException", "not now"),
             Some(Do::SayLater(status, seconds)) => Reply::error(status, "SlowDownException", "not so fast")
                 .with_header("retry-after", seconds.to_string()),
-            Some(Do::SayYes) => {
-                let Place::Table(name) = &place else { panic!("only tables are answered so") };
-                self.state.lock().unwrap().tables.current(name).unwrap().reply()
-            }
+            Some(Do::SayYes) => match &place {
+                Place::Table(name) => self.state.lock().unwrap().tables.current(name).unwrap().reply(),
+                Place::Transaction => Reply::json(204, String::new()),
+                _ => panic!("only commits are answered so"),
+            },
             Some(Do::Close) => Reply::json(200, String::new()).cut(Cut::Silent),
             Some(Do::SayThenActLate(status)) => {
-                let Place::Table(name) = &place else { panic!("only commits are put off") };
+                let table = match &place {
+                    Place::Table(name) => Some(name.clone()),
+                    Place::Transaction => None,
+                    _ => panic!("only commits are put off"),
+                };
                 let body = serde_json::from_str(&request.body).unwrap();
-                self.state.lock().unwrap().late.push((name.clone(), body));
+                self.state.lock().unwrap().late.push((table, body));
                 Reply::error(status, "ServiceFailureException", "an upstream server is slow")
             }
             Some(Do::SayOld(ago)) => {
@@ -351,6 +376,14 @@ impl Shared {
                 let state = self.state.lock().unwrap();
                 let versions = &state.tables.versions[name];
                 versions[versions.len().saturating_sub(ago + 1)].reply()
+            }
+            Some(Do::ActOnOneThenSay(status)) => {
+                let body = serde_json::from_str(&request.body).unwrap();
+                let _ = self.state.lock().unwrap().tables.commit_all(&body, 1);
+                match status {
+                    204 => Reply::json(204, String::new()),
+                    status => Reply::error(status, "CommitFailedException", "the second table was moved"),
+                }
             }
             Some(Do::Ignore(name)) => honest(Some(name)),
         }
@@ -383,6 +416,7 @@ impl Shared {
         }
         match words.make_contiguous() {
             ["namespaces"] => Place::Namespaces,
+            ["transactions", "commit"] => Place::Transaction,
             ["namespaces", namespace, "tables"] => Place::Tables(self.levels(namespace)),
             ["namespaces", namespace, "tables", table] => {
                 Place::Table(TableName { namespace: self.levels(namespace), name: (*table).to_owned() })
@@ -489,6 +523,19 @@ impl Shared {
                 }
                 reply
             }
+            (Place::Transaction, "POST") if !manners.one_table_at_a_time => {
+                let key = request.headers.get("idempotency-key").filter(|_| manners.idempotency_keys);
+                if let Some(key) = key
+                    && let Some((_, status, body)) = state.known_keys.iter().find(|(known, ..)| known == key)
+                {
+                    return Reply::json(*status, body.clone());
+                }
+                let reply = state.tables.commit_all(&body(), usize::MAX);
+                if let Some(key) = key {
+                    state.known_keys.push((key.clone(), reply.status, reply.body.clone()));
+                }
+                reply
+            }
             _ => Reply::json(404, "<html>there is nothing here</html>".to_owned()),
         }
     }
@@ -501,6 +548,9 @@ impl Shared {
         }
         if let Some(separator) = separator {
             config["overrides"]["namespace-separator"] = json!(separator);
+        }
+        if self.manners.one_table_at_a_time {
+            config["endpoints"] = json!(ENDPOINTS_OF_ONE_TABLE);
         }
         if *idempotency_keys {
             config["idempotency-key-lifetime"] = json!("PT30M");
@@ -532,6 +582,7 @@ fn ask_of(place: &Place, request: &Request) -> Ask {
         (Place::Token, _) => Ask::Token,
         (Place::Credentials, _) => Ask::Credentials,
         (Place::Sign, _) => Ask::Sign,
+        (Place::Transaction, _) => Ask::Transaction,
         (Place::Table(_), "POST") => kind_of_commit(&serde_json::from_str(&request.body).unwrap()),
         (_, "POST") => Ask::Making,
         (Place::Table(_), _) => Ask::Load,

@@ -117,6 +117,20 @@ impl Tables {
         LoadedTable::parse(name, location, metadata.as_bytes(), FileIO::new_with_fs()).unwrap()
     }
 
+    /// `CommitTransactionRequest`: every table is moved, or none. Of a server that stops after `most` tables the rest is
+    /// forgotten.
+    pub fn commit_all(&mut self, body: &Value, most: usize) -> Reply {
+        let before = self.versions.clone();
+        for change in body["table-changes"].as_array().unwrap().iter().take(most) {
+            let reply = self.commit(&name_of(&change["identifier"]), change, |_| false);
+            if reply.status != 200 {
+                self.versions = before;
+                return reply;
+            }
+        }
+        Reply::json(204, String::new())
+    }
+
     /// `CommitTableRequest`. Requirements for which `ignore` says yes are not looked at.
     pub fn commit(&mut self, name: &TableName, body: &Value, ignore: impl Fn(&Value) -> bool) -> Reply {
         if !self.versions.contains_key(name) {
@@ -145,6 +159,13 @@ impl Tables {
         let reply = new.reply();
         versions.push(new);
         reply
+    }
+}
+
+fn name_of(identifier: &Value) -> TableName {
+    TableName {
+        namespace: serde_json::from_value(identifier["namespace"].clone()).unwrap(),
+        name: identifier["name"].as_str().unwrap().to_owned(),
     }
 }
 
