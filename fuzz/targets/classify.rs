@@ -196,6 +196,7 @@ fn request(history: &History, number: i64, pinned: usize, class: &Class, side: &
         unread: None,
         target_side: Arc::clone(side),
         class: Arc::new(policy),
+        part: None,
     }
 }
 

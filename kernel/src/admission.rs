@@ -5,6 +5,7 @@
 //! held, not failed. Compactions yield to everybody: see [`compaction`].
 
 mod compaction;
+pub mod set;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use crate::reason::ReasonCode;
 use crate::record::{Operation, RecordFinding};
 use crate::structure::StructureId;
 use crate::unit::{Unit, UnitKind, UnitRefusal, UnitScope};
+use set::{PartFacts, PartTurn};
 
 /// Where the source branch stands now, against the pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +103,8 @@ pub struct RequestFacts {
     pub unread: Option<(ReasonCode, String)>,
     /// Target side since this request's base.
     pub target_side: Arc<TargetSide>,
+    /// It is one table's part of a set.
+    pub part: Option<PartFacts>,
 }
 
 /// The target as planned on.
@@ -190,6 +194,8 @@ pub struct TrainPlan {
     pub verdicts: Vec<(RequestId, Verdict)>,
     /// Those who could ride, but let compactions past their age bound go first. They stay as they are.
     pub next: Vec<RequestId>,
+    /// Parts of sets: they never ride here, but have their place in the order.
+    pub parts: Vec<(RequestId, PartTurn)>,
 }
 
 /// Plans one train. `waiting` is in arrival order.
@@ -206,7 +212,8 @@ fn plan_changes(waiting: &[RequestFacts], target: &TargetPlan<'_>) -> TrainPlan 
     let mut state = Riding::default();
     let mut later = Vec::new();
     for facts in in_order(waiting, target.now_ms).into_iter().filter(|f| !f.class.is_compaction()) {
-        if is_wide(facts, target) && !is_aged(facts, target.now_ms) {
+        // Sets keep their order among themselves on every table, or two of them would wait for each other.
+        if facts.part.is_none() && is_wide(facts, target) && !is_aged(facts, target.now_ms) {
             later.push(facts);
             continue;
         }
@@ -218,10 +225,17 @@ fn plan_changes(waiting: &[RequestFacts], target: &TargetPlan<'_>) -> TrainPlan 
     plan
 }
 
-/// Requests past their age bound first, then the others; each group in arrival order.
+/// Requests past their age bound first, then the others; each group in arrival order. A set goes ahead together
+/// with every set that came before it: classes of another table may have another bound, and sets that stand in
+/// one order here and in another there would wait for each other.
 fn in_order(waiting: &[RequestFacts], now_ms: i64) -> Vec<&RequestFacts> {
-    let mut order: Vec<&RequestFacts> = waiting.iter().filter(|f| is_aged(f, now_ms)).collect();
-    order.extend(waiting.iter().filter(|f| !is_aged(f, now_ms)));
+    let last_set = waiting.iter().rposition(|f| f.part.is_some() && is_aged(f, now_ms));
+    let (mut order, mut others) = (Vec::with_capacity(waiting.len()), Vec::new());
+    for (at, facts) in waiting.iter().enumerate() {
+        let with_a_set = facts.part.is_some() && last_set.is_some_and(|last| at <= last);
+        if with_a_set || is_aged(facts, now_ms) { order.push(facts) } else { others.push(facts) }
+    }
+    order.append(&mut others);
     order
 }
 
@@ -250,6 +264,10 @@ struct Riding {
 }
 
 fn take(facts: &RequestFacts, target: &TargetPlan<'_>, plan: &mut TrainPlan, state: &mut Riding) {
+    if let Some(part) = facts.part {
+        set::take(facts, part, target, plan, state);
+        return;
+    }
     match consider(facts, target, plan.cars.len(), state) {
         Ok(car) => {
             if car.alone {
@@ -259,23 +277,28 @@ fn take(facts: &RequestFacts, target: &TargetPlan<'_>, plan: &mut TrainPlan, sta
                 };
                 state.closed = Some((code, car.request));
             }
-            state.wap_ids.extend(facts.wap.own.iter().cloned());
             let own = car.class.batch_size;
             state.batch_size = Some(state.batch_size.map_or(own, |smallest| smallest.min(own)));
-            for unit in &car.classification.units {
-                state.sources.extend(unit.snapshots());
-                for change in as_ahead(car.request, unit) {
-                    state.changes.push(change);
-                }
-            }
-            if car.action == CarAction::Replay {
-                for change in replay_removes(&car, &facts.target_side) {
-                    state.changes.push(change);
-                }
-            }
+            goes_ahead(facts, &car, state);
             plan.cars.push(car);
         }
         Err(verdict) => plan.verdicts.push((facts.request, verdict)),
+    }
+}
+
+/// What the car does is ahead of everybody who is looked at after it.
+fn goes_ahead(facts: &RequestFacts, car: &Car, state: &mut Riding) {
+    state.wap_ids.extend(facts.wap.own.iter().cloned());
+    for unit in &car.classification.units {
+        state.sources.extend(unit.snapshots());
+        for change in as_ahead(car.request, unit) {
+            state.changes.push(change);
+        }
+    }
+    if car.action == CarAction::Replay {
+        for change in replay_removes(car, &facts.target_side) {
+            state.changes.push(change);
+        }
     }
 }
 
@@ -390,12 +413,12 @@ fn replay_removes(car: &Car, target_side: &TargetSide) -> Vec<TargetChange> {
     changes
 }
 
-fn consider(
+/// What the request is by itself, whoever else waits: an answer, or a car to be.
+fn judge(
     facts: &RequestFacts,
     target: &TargetPlan<'_>,
-    cars: usize,
-    state: &mut Riding,
-) -> Result<Car, Verdict> {
+    is_first: bool,
+) -> Result<(CarAction, Classification), Verdict> {
     let refuse = |code, text: String| Verdict::Refuse { code, text, class: None, witnesses: Vec::new() };
     let hold = |code, text: String| Verdict::Hold { code, text, witnesses: Vec::new() };
 
@@ -478,7 +501,7 @@ fn consider(
         }
         Class::Refused(code) => return Err(refusal(facts.kind, code, classification)),
         // Only the first car stands on the target's head as it is.
-        Class::FastForward if cars == 0 && target.fast_forward_allowed => CarAction::FastForward,
+        Class::FastForward if is_first && target.fast_forward_allowed => CarAction::FastForward,
         Class::FastForward | Class::CherryPick => CarAction::Pick,
         Class::Rebase => CarAction::Replay,
     };
@@ -488,7 +511,18 @@ fn consider(
         let text = format!("snapshot {snapshot} of the target has WAP id '{id}' from another source");
         return Err(Verdict::Refuse { code, text, class: Some(Class::Refused(code)), witnesses: Vec::new() });
     }
+    Ok((action, classification))
+}
 
+/// A place in this train, or what the request waits for.
+fn consider(
+    facts: &RequestFacts,
+    target: &TargetPlan<'_>,
+    cars: usize,
+    state: &mut Riding,
+) -> Result<Car, Verdict> {
+    let hold = |code, text: String| Verdict::Hold { code, text, witnesses: Vec::new() };
+    let (action, classification) = judge(facts, target, cars == 0)?;
     if let Some(id) = facts.wap.own.intersection(&state.wap_ids).next() {
         return Err(hold(ReasonCode::SameSourceAhead, format!("a request ahead publishes WAP id '{id}'")));
     }
@@ -527,7 +561,11 @@ fn consider(
         let text = format!("waits for request {first}, which came first and waits itself");
         return Err(Verdict::Hold { code: ReasonCode::OverlapsAhead, text, witnesses });
     }
-    Ok(Car {
+    Ok(car_of(facts, action, classification, alone))
+}
+
+fn car_of(facts: &RequestFacts, action: CarAction, classification: Classification, alone: bool) -> Car {
+    Car {
         request: facts.request,
         source: facts.source.clone(),
         pinned: facts.pinned,
@@ -537,7 +575,7 @@ fn consider(
         drop_source: facts.source_now == SourceNow::AtPin
             && (facts.kind.is_own() || facts.class.after_landing == AfterLanding::Drop),
         alone,
-    })
+    }
 }
 
 /// There is nothing to write again in an inverse: it is asked for anew, once what came after is taken back.
@@ -560,7 +598,11 @@ fn decide_drops(waiting: &[RequestFacts], target: &TargetPlan<'_>, plan: &mut Tr
     for facts in waiting {
         *named.entry(&facts.source).or_default() += 1;
     }
-    for car in &mut plan.cars {
+    let parts = plan.parts.iter_mut().filter_map(|(_, turn)| match turn {
+        PartTurn::Next(car) => Some(car.as_mut()),
+        PartTurn::Behind(_) | PartTurn::Not(_) => None,
+    });
+    for car in plan.cars.iter_mut().chain(parts) {
         let shared = named.get(&car.source).copied().unwrap_or_default() > 1;
         if shared || target.protected.contains(&car.source) {
             car.drop_source = false;

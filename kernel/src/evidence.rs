@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Digest, RequestId, SnapshotId};
+use crate::ids::{Digest, RequestId, SnapshotId, TableName};
 use crate::reason::ReasonCode;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +44,9 @@ pub struct Evidence {
     pub measured: Vec<(String, String)>,
     /// Bounded sample of violating keys, one row each, `column=value` joined by spaces.
     pub sample: Vec<String>,
+    /// Other tables that were read, each at exactly this snapshot: its head, or its candidate in a set.
+    #[serde(default)]
+    pub inputs: Vec<PinnedInput>,
     /// Violating keys by origin, complete up to its bound: which requests put them there (rule E3).
     pub violations: Vec<Violation>,
     pub rows_scanned: u64,
@@ -51,6 +54,14 @@ pub struct Evidence {
     pub duration_ms: u64,
     /// Engine name and version.
     pub engine: String,
+}
+
+/// A table that a check read beside its own (rule E7).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct PinnedInput {
+    pub table: TableName,
+    pub snapshot: SnapshotId,
 }
 
 /// Violations of one kind of origin: `count` keys whose extra rows come from exactly `requests`.

@@ -329,8 +329,17 @@ pub enum CheckKind {
         #[serde(default)]
         relative: f64,
     },
-    /// A query over `candidate`, `touched` and `base` that must return no rows.
-    Sql { query: String },
+    /// A query over `candidate`, `touched`, `base` and the other tables that it names, which must return no rows.
+    Sql {
+        query: String,
+        /// Other tables by the name that the query calls them: each as it will be when the request has landed,
+        /// which is its candidate where it is in the same set, and its head otherwise.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        tables: BTreeMap<String, TableName>,
+        /// The other tables stay at the heads that were read until the request lands (rule E7).
+        #[serde(default, skip_serializing_if = "is_false")]
+        fence: bool,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -338,6 +347,13 @@ pub enum CheckKind {
 pub struct Reference {
     pub table: TableName,
     pub columns: Vec<String>,
+    /// The table stays at the head that was read until the request lands (rule E7).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub fence: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -370,6 +386,19 @@ impl CheckKind {
             Self::AcceptedValues { .. } => "accepted-values",
             Self::Reconciliation { .. } => "reconciliation",
             Self::Sql { .. } => "sql",
+        }
+    }
+
+    /// Must what it read of other tables still be their heads when the request lands (rule E7)?
+    pub fn is_fenced(&self) -> bool {
+        match self {
+            Self::Referential { references, .. } => references.fence,
+            Self::Sql { fence, .. } => *fence,
+            Self::DuplicateKey { .. }
+            | Self::NotNull { .. }
+            | Self::RowCount { .. }
+            | Self::AcceptedValues { .. }
+            | Self::Reconciliation { .. } => false,
         }
     }
 
@@ -414,6 +443,16 @@ fn check_numbers(policy: &toml::Table) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Relations of a `sql` check that are the request's own.
+pub const OWN_RELATIONS: [&str; 3] = ["candidate", "touched", "base"];
+
+/// May a query call another table so?
+fn is_free_name(name: &str) -> bool {
+    let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    let starts = name.bytes().next().is_some_and(|b| !b.is_ascii_digit());
+    plain && starts && !OWN_RELATIONS.contains(&name)
 }
 
 fn first_repeated(names: &[String]) -> Option<&String> {
@@ -640,7 +679,17 @@ impl CheckDefinition {
                 wrong("'column' is empty")
             }
             CheckKind::AcceptedValues { values, .. } if values.is_empty() => wrong("'values' is empty"),
-            CheckKind::Sql { query } if query.trim().is_empty() => wrong("'query' is empty"),
+            CheckKind::Sql { query, .. } if query.trim().is_empty() => wrong("'query' is empty"),
+            CheckKind::Sql { tables, fence: true, .. } if tables.is_empty() => {
+                wrong("'fence' speaks of other tables, and 'tables' names none")
+            }
+            CheckKind::Sql { tables, .. } => match tables.keys().find(|name| !is_free_name(name)) {
+                Some(name) => wrong(&format!(
+                    "'{name}' names another table in 'tables'; take letters, digits and '_', and none of {}",
+                    OWN_RELATIONS.join(", ")
+                )),
+                None => Ok(()),
+            },
             CheckKind::Referential { columns, references, .. }
                 if columns.is_empty() || columns.len() != references.columns.len() =>
             {

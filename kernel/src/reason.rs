@@ -52,6 +52,15 @@ reasons! {
     BehindBarrier, "behind-barrier",
         "A change of structure lands on its own first.",
         "Nothing: it is taken up when the structure has landed.";
+    BehindSet, "behind-set",
+        "A set of several tables is next on this one, and lands on its own.",
+        "Nothing: the queue goes on when the set has landed.";
+    WaitsForTables, "waits-for-tables",
+        "The set is next on this table and waits until it is so on its other tables.",
+        "Nothing: it is taken up when what came first on the other tables has ended.";
+    SetPartHeld, "set-part-held",
+        "Another table's part of the same set cannot go yet, and the parts land together.",
+        "Look at the part that the message names; the set goes on by itself when that one can.";
     Paused, "paused",
         "An operator paused this table.",
         "Ask the operator, who resumes it.";
@@ -129,6 +138,15 @@ reasons! {
     KeyConflict, "idempotency-key-conflict",
         "The idempotency key was used for another source or target.",
         "Use one key for one publication.";
+    SetInvalid, "set-invalid",
+        "The tables that were named are no set.",
+        "Name at least two tables, each once, with the branch that holds its part.";
+    NoMultiTableCommits, "no-multi-table-commits",
+        "The catalog cannot commit to several tables at once, which a set needs, and a check with `fence`.",
+        "Keep the tables in a catalog that can; else enqueue each branch by itself, under checks without `fence`.";
+    SetPartFailed, "set-part-failed",
+        "Another table's part of the same set was refused or withdrawn; a set lands whole or not at all.",
+        "Put right what the part that the message names is refused for, then enqueue the set again.";
     UnknownClass, "unknown-class",
         "No policy has a class of this name.",
         "See the classes with `policy check`.";

@@ -30,6 +30,8 @@ pub struct EndedRequest {
     /// When admission last took it into a train; `None`: never.
     pub admitted_ms: Option<i64>,
     pub ended_ms: i64,
+    /// The set that it is a part of: a set is counted once.
+    pub set: Option<RequestId>,
 }
 
 /// A request that has not ended.
@@ -39,6 +41,8 @@ pub struct OpenRequest {
     pub class: String,
     pub state: RequestState,
     pub enqueued_ms: i64,
+    /// The set that it is a part of: a set is counted once.
+    pub set: Option<RequestId>,
 }
 
 /// What the day's figures are made of.
@@ -125,7 +129,9 @@ pub struct DayFigures {
 pub fn day_figures(rows: &DayRows, now_ms: i64) -> DayFigures {
     let mut by_class: BTreeMap<String, Vec<&EndedRequest>> = BTreeMap::new();
     let mut failures: BTreeMap<ReasonCode, u64> = BTreeMap::new();
-    for row in &rows.ended {
+    let ended = once(&rows.ended, |row| (row.set, row.state, row.request));
+    let open = once(&rows.open, |row| (row.set, row.state, row.request));
+    for row in ended.iter().copied() {
         by_class.entry(row.class.clone()).or_default().push(row);
         if let Some(reason) = row.state.reason() {
             *failures.entry(reason).or_default() += 1;
@@ -135,14 +141,14 @@ pub fn day_figures(rows: &DayRows, now_ms: i64) -> DayFigures {
         failures.into_iter().map(|(reason, requests)| Failures { reason, requests }).collect();
     failures.sort_by_key(|f| (std::cmp::Reverse(f.requests), f.reason.code()));
 
-    let oldest = rows.open.iter().min_by_key(|row| (row.enqueued_ms, row.request));
+    let oldest = open.iter().min_by_key(|row| (row.enqueued_ms, row.request));
     DayFigures {
-        all: group(&rows.ended.iter().collect::<Vec<_>>()),
+        all: group(&ended),
         classes: by_class.into_iter().map(|(class, rows)| (class, group(&rows))).collect(),
         failures,
         maintenance: rows.maintenance,
         bypasses: rows.bypasses,
-        open: rows.open.len() as u64,
+        open: open.len() as u64,
         oldest_waiting: oldest.map(|row| Waiting {
             request: row.request,
             class: row.class.clone(),
@@ -151,6 +157,26 @@ pub fn day_figures(rows: &DayRows, now_ms: i64) -> DayFigures {
             waited_ms: (now_ms - row.enqueued_ms).max(0),
         }),
     }
+}
+
+/// The rows, each set by one of its parts: the one that the others wait for or failed with, else the first.
+fn once<T>(rows: &[T], of: impl Fn(&T) -> (Option<RequestId>, RequestState, RequestId)) -> Vec<&T> {
+    let follows = |state: RequestState| {
+        use ReasonCode as R;
+        matches!(state.reason(), Some(R::SetPartFailed | R::SetPartHeld | R::WaitsForTables))
+    };
+    let mut chosen: BTreeMap<RequestId, (bool, RequestId)> = BTreeMap::new();
+    for row in rows {
+        if let (Some(set), state, request) = of(row) {
+            let mine = (follows(state), request);
+            chosen.entry(set).and_modify(|best| *best = (*best).min(mine)).or_insert(mine);
+        }
+    }
+    let stays = |row: &&T| match of(row) {
+        (Some(set), _, request) => chosen.get(&set).is_some_and(|(_, chosen)| *chosen == request),
+        (None, _, _) => true,
+    };
+    rows.iter().filter(stays).collect()
 }
 
 fn group(rows: &[&EndedRequest]) -> GroupFigures {
@@ -284,6 +310,7 @@ mod tests {
             enqueued_ms: times.0,
             admitted_ms: times.1,
             ended_ms: times.2,
+            set: None,
         }
     }
 
@@ -298,6 +325,47 @@ mod tests {
             maintenance: ids(maintenance),
             bypass: ids(bypass),
         }
+    }
+
+    #[test]
+    fn a_set_is_counted_once_by_the_part_that_says_why() {
+        let part = |id, set, class: &str, state| EndedRequest {
+            set: Some(RequestId(set)),
+            ..ended(id, class, state, (0, Some(100), 1_000))
+        };
+        let follower = RequestState::Refused(ReasonCode::SetPartFailed);
+        let rows = DayRows {
+            ended: vec![
+                part(1, 1, "a", RequestState::Landed),
+                part(2, 1, "b", RequestState::Landed),
+                part(3, 3, "a", follower),
+                part(4, 3, "b", RequestState::Refused(ReasonCode::DuplicateKey)),
+                ended(5, "a", RequestState::Landed, (0, Some(100), 1_000)),
+            ],
+            open: vec![
+                OpenRequest {
+                    request: RequestId(6),
+                    class: "a".to_owned(),
+                    state: RequestState::Held(ReasonCode::SetPartHeld),
+                    enqueued_ms: 0,
+                    set: Some(RequestId(6)),
+                },
+                OpenRequest {
+                    request: RequestId(7),
+                    class: "b".to_owned(),
+                    state: RequestState::Held(ReasonCode::TableHeld),
+                    enqueued_ms: 0,
+                    set: Some(RequestId(6)),
+                },
+            ],
+            ..DayRows::default()
+        };
+        let figures = day_figures(&rows, 9_000);
+        assert_eq!((figures.all.ended, figures.all.landed, figures.all.refused), (3, 2, 1));
+        assert_eq!(figures.failures, [Failures { reason: ReasonCode::DuplicateKey, requests: 1 }]);
+        assert_eq!((figures.classes["a"].ended, figures.classes["b"].ended), (2, 1));
+        assert_eq!(figures.open, 1);
+        assert_eq!(figures.oldest_waiting.map(|waiting| waiting.request), Some(RequestId(7)));
     }
 
     #[test]
@@ -367,6 +435,7 @@ mod tests {
             class: "ingest".to_owned(),
             state,
             enqueued_ms,
+            set: None,
         };
         let rows = DayRows {
             open: vec![

@@ -73,6 +73,7 @@ pub async fn enqueue(context: EnqueueContext<'_>, args: &EnqueueArgs) -> Result<
             };
         }
     };
+    check_fences(&context, &policy, &request.class).await?;
     match context.ledger.enqueue(&request, context.now_ms).await? {
         Enqueued::KeyConflict(other) => Err(key_conflict(args.idempotency_key.as_deref(), &other)),
         done => Ok(done),
@@ -94,6 +95,27 @@ pub(super) fn cannot(catalog: &dyn Catalog, missing: Capability) -> UserError {
         format!("catalog '{}' has no {}: {}", catalog.name(), missing.can(), missing.without()),
     )
     .with_next("see what it can do with `mergeberg doctor --scratch NAMESPACE`; use a catalog that can")
+}
+
+/// Rules E7 and S4: a check that holds other tables at their heads needs a commit over several tables.
+async fn check_fences(
+    context: &EnqueueContext<'_>,
+    policy: &TablePolicy,
+    class: &str,
+) -> Result<(), UserError> {
+    let class = policy.class_named(class);
+    let fenced = class.and_then(|class| policy.checks_of(class).find(|check| check.kind.is_fenced()));
+    match fenced {
+        Some(check) if !able(context).await?.multi_table_commits => Err(UserError::new(
+            ReasonCode::NoMultiTableCommits,
+            format!(
+                "check '{}' has a fence, and catalog '{}' cannot commit to several tables at once",
+                check.id,
+                context.catalog.name()
+            ),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// The table, if this queue can land on it.

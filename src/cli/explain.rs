@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::answer::Answer;
 use super::request::{RevertedBy, Shown, render_row};
+use super::sets::{self, PartShown};
 use crate::error::UserError;
 use crate::ledger::{AttemptRow, EvidenceRow, Ledger, RequestRow};
 use crate::report::text::{Columns, NONE, count, duration, key_values, moment, one_line};
@@ -47,6 +48,8 @@ struct LandedIn {
 struct Explained {
     request: RequestRow,
     reverted_by: Vec<RevertedBy>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    parts: Vec<PartShown>,
     landed_in: Option<LandedIn>,
     /// What the state's reason means, and what to do.
     meaning: Option<&'static str>,
@@ -58,7 +61,7 @@ struct Explained {
 }
 
 pub async fn explain(ledger: &Ledger, id: RequestId, now_ms: i64) -> Result<Answer, UserError> {
-    let Shown { request, reverted_by } = Shown::of(ledger, ledger.request(id).await?).await?;
+    let Shown { request, reverted_by, parts } = Shown::of(ledger, ledger.request(id).await?).await?;
     let position = if request.state.is_final() {
         None
     } else {
@@ -80,6 +83,7 @@ pub async fn explain(ledger: &Ledger, id: RequestId, now_ms: i64) -> Result<Answ
         attempts: ledger.attempts(id).await?,
         request,
         reverted_by,
+        parts,
     };
     Ok(Answer::new(render(&explained), explained))
 }
@@ -117,9 +121,20 @@ fn position(id: RequestId, open: &[RequestId]) -> Option<Position> {
 }
 
 fn render(explained: &Explained) -> String {
-    let Explained { request, reverted_by, landed_in, meaning, next, position, waited_ms, evidence, attempts } =
-        explained;
+    let Explained {
+        request,
+        reverted_by,
+        parts,
+        landed_in,
+        meaning,
+        next,
+        position,
+        waited_ms,
+        evidence,
+        attempts,
+    } = explained;
     let mut text = render_row(request);
+    text.push_str(&sets::render(request, parts));
     let mut why = Vec::new();
     if let (Some(meaning), Some(next)) = (meaning, next) {
         why.push(("reason", (*meaning).to_owned()));

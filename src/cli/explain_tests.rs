@@ -33,6 +33,7 @@ fn evidence(train: &str, check: &str, result: CheckResult) -> EvidenceRow {
             scope: "2 partitions".to_owned(),
             measured: vec![("duplicates".to_owned(), if failed { "2" } else { "0" }.to_owned())],
             sample: if failed { vec!["carrier=UA flight=236 origin=EWR".to_owned()] } else { Vec::new() },
+            inputs: Vec::new(),
             violations: if failed {
                 vec![Violation {
                     requests: vec![RequestId(7), RequestId(9)],
@@ -63,6 +64,7 @@ fn a_refused_request_is_explained_with_the_rows_and_where_they_come_from() {
     }));
     let explained = Explained {
         reverted_by: Vec::new(),
+        parts: Vec::new(),
         landed_in: None,
         meaning: Some(code.meaning()),
         next: Some(code.next_action()),
@@ -118,6 +120,7 @@ fn a_waiting_request_has_a_position_and_a_reason() {
     let code = ReasonCode::OverlapsAhead;
     let explained = Explained {
         reverted_by: Vec::new(),
+        parts: Vec::new(),
         request: RequestRow {
             detail: Some(serde_json::json!({ "text": "waits for request 7" })),
             ..row(9, "ingest/a", RequestState::Held(code))
@@ -162,6 +165,7 @@ fn rule_d5_rows_that_went_unseen_are_told_of_the_landing() {
     assert_eq!(vanished_rows(&request, &attempts), Some(2), "another train's figure is not its own");
     let explained = Explained {
         reverted_by: Vec::new(),
+        parts: Vec::new(),
         landed_in: None,
         meaning: None,
         next: None,
@@ -181,6 +185,7 @@ fn rule_d5_rows_that_went_unseen_are_told_of_the_landing() {
 fn a_snapshot_between_heads_is_not_called_validated() {
     let explained = |validated| Explained {
         reverted_by: Vec::new(),
+        parts: Vec::new(),
         request: row(9, "ingest/a", RequestState::Landed),
         landed_in: Some(LandedIn { head: SnapshotId(if validated { 41 } else { 49 }), validated }),
         meaning: None,
@@ -202,6 +207,7 @@ fn long_details_are_cut_and_hostile_text_is_defused() {
     request.detail = Some(serde_json::json!({ "files": lines }));
     let explained = Explained {
         reverted_by: Vec::new(),
+        parts: Vec::new(),
         request,
         landed_in: None,
         meaning: None,

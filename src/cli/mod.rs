@@ -9,6 +9,7 @@ pub mod demo;
 mod docs;
 pub mod doctor;
 pub mod enqueue;
+pub mod enqueue_set;
 mod exit;
 mod explain;
 #[cfg(test)]
@@ -21,6 +22,8 @@ pub mod report;
 mod request;
 pub mod revert;
 mod review;
+mod set_file;
+mod sets;
 pub mod staged;
 mod target;
 #[cfg(test)]

@@ -114,6 +114,7 @@ fn ended_request(row: &RequestRow) -> Option<EndedRequest> {
         enqueued_ms: row.enqueued_at_ms,
         admitted_ms: row.admitted_at_ms,
         ended_ms: row.ended_at_ms?,
+        set: row.set.map(|set| set.id),
     })
 }
 
@@ -123,6 +124,7 @@ fn open_request(row: &RequestRow) -> OpenRequest {
         class: row.class.clone(),
         state: row.state,
         enqueued_ms: row.enqueued_at_ms,
+        set: row.set.map(|set| set.id),
     }
 }
 

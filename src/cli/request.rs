@@ -1,7 +1,9 @@
 //! `request enqueue|list|show|explain|cancel|wait`.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
-use mergeberg_kernel::ids::{RefName, RequestId, SnapshotId, TableName};
+use mergeberg_kernel::ids::{Principal, RefName, RequestId, SnapshotId, TableName};
 use mergeberg_kernel::policy::Duration;
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::RequestState;
@@ -10,11 +12,14 @@ use serde::Serialize;
 use super::answer::Answer;
 use super::context::{Context, principal};
 use super::enqueue::{EnqueueArgs, EnqueueContext, enqueue};
+use super::enqueue_set::{PartArgs, SetArgs, enqueue_set};
 use super::revert::command::RevertCommand;
+use super::set_file::SetFile;
+use super::sets::{self, PartShown};
 use super::staged::{Staged, StagedArgs, enqueue_staged};
 use super::{explain, parse_ref, revert, wait};
 use crate::error::UserError;
-use crate::ledger::{Enqueued, Ledger, RequestFilter, RequestRow, Reverts};
+use crate::ledger::{Enqueued, InSet, Ledger, RequestFilter, RequestRow, Reverts};
 use crate::report::text::{Columns, NONE, duration, key_values, moment, one_line};
 use crate::worker::own_sources::kind_of;
 
@@ -41,9 +46,10 @@ pub enum RequestCommand {
 
 #[derive(Debug, Args)]
 pub struct EnqueueCommand {
-    /// Namespace and name, such as nyc.flights.
-    #[arg(long)]
-    pub table: TableName,
+    /// Namespace and name, such as nyc.flights. Several tables are one set, each with its branch of that name: all
+    /// of them land, or none.
+    #[arg(long, required_unless_present = "set")]
+    pub table: Vec<TableName>,
     #[command(flatten)]
     pub what: What,
     /// The branch to merge into.
@@ -82,6 +88,9 @@ pub struct What {
     /// The snapshot that was staged under this WAP id.
     #[arg(long, value_name = "ID")]
     pub wap_id: Option<String>,
+    /// A file that names several tables, each with its branch: all of them land, or none.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["table", "target", "snapshot", "class"])]
+    pub set: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -147,6 +156,11 @@ pub async fn run(context: &Context, command: RequestCommand) -> Result<Answer, U
             let principal = principal(named, |name| std::env::var(name).ok());
             let ledger = context.ledger().await?;
             let row = ledger.cancel(RequestId(id), &principal, context.now_ms()).await?;
+            if let Some(set) = row.set {
+                let text =
+                    format!("set {} is cancelled, all {} parts; the branches are kept\n", set.id, set.parts);
+                return Ok(Answer::new(text, row));
+            }
             let branch = if kind_of(ledger.queue_id(), &row.source).is_own() {
                 "is the queue's own, which lets go of it"
             } else {
@@ -181,6 +195,15 @@ async fn run_enqueue(context: &Context, args: EnqueueCommand) -> Result<Answer, 
         policies: &policies,
         now_ms: context.now_ms(),
     };
+    if what.set.is_some() || table.len() > 1 {
+        let args = set_of(table, what, target, snapshot, class, idempotency_key, principal)?;
+        let enqueued = enqueue_set(enqueue_context, &args).await?;
+        return sets::answer_enqueued(ledger, enqueued, waits, timeout).await;
+    }
+    let Some(table) = table.into_iter().next() else {
+        // Told by the command line itself.
+        return Err(UserError::new(ReasonCode::InvalidArgument, "no table was named"));
+    };
     let staged = match &what {
         What { staged_snapshot: Some(id), .. } => Some(Staged::Snapshot(SnapshotId(*id))),
         What { wap_id: Some(wap), .. } => Some(Staged::Wap(wap.clone())),
@@ -207,6 +230,35 @@ async fn run_enqueue(context: &Context, args: EnqueueCommand) -> Result<Answer, 
     answer_enqueued(ledger, enqueued, waits, timeout).await
 }
 
+/// The set that a file, or several tables with one branch name, make.
+fn set_of(
+    tables: Vec<TableName>,
+    what: What,
+    target: RefName,
+    snapshot: Option<i64>,
+    class: Option<String>,
+    key: Option<String>,
+    principal: Principal,
+) -> Result<SetArgs, UserError> {
+    if let Some(path) = &what.set {
+        let file = SetFile::read(path)?;
+        let idempotency_key = key.or_else(|| file.key.clone());
+        return Ok(SetArgs { parts: file.parts(), idempotency_key, principal });
+    }
+    let Some(source) = what.source.filter(|_| snapshot.is_none()) else {
+        return Err(UserError::new(ReasonCode::SetInvalid, "several tables go together by a branch of each")
+            .with_next("give the branch that all of them have (`--source`), or a file (`--set`)"));
+    };
+    let parts = tables.into_iter().map(|table| PartArgs {
+        table,
+        source: source.clone(),
+        target: target.clone(),
+        snapshot: None,
+        class: class.clone(),
+    });
+    Ok(SetArgs { parts: parts.collect(), idempotency_key: key, principal })
+}
+
 /// What was enqueued, or how it ended.
 pub(super) async fn answer_enqueued(
     ledger: &Ledger,
@@ -229,8 +281,9 @@ pub(super) async fn answer_enqueued(
         return wait::wait(ledger, row.id, timeout).await;
     }
     let word = if new { "enqueued" } else { "there already" };
+    let of_set = row.set.map_or(String::new(), |set| format!(", a part of set {}", set.id));
     let text = format!(
-        "request {} {word}: '{}' at {} -> '{}' of {} (class {}), {}\n",
+        "request {} {word}: '{}' at {} -> '{}' of {} (class {}){of_set}, {}\n",
         row.id, row.source, row.pinned, row.target, row.table, row.class, row.state
     );
     Ok(Answer::new(text, serde_json::json!({ "new": new, "request": row })))
@@ -256,12 +309,17 @@ fn render_list(rows: &[RequestRow], now_ms: i64) -> String {
     if rows.is_empty() {
         return "no requests\n".to_owned();
     }
-    let mut columns =
-        Columns::new(&["id>", "state", "class", "table", "source", "target", "classification", "age>"]);
+    // Most queues have none.
+    let with_sets = rows.iter().any(|row| row.set.is_some());
+    let mut names = vec!["id>", "state", "class", "table", "source", "target", "classification", "age>"];
+    if with_sets {
+        names.insert(1, "set>");
+    }
+    let mut columns = Columns::new(&names);
     for row in rows {
         // How long it took, or has been taking.
         let age_ms = row.ended_at_ms.unwrap_or(now_ms) - row.enqueued_at_ms;
-        columns.push(vec![
+        let mut cells = vec![
             row.id.to_string(),
             row.state.to_string(),
             row.class.clone(),
@@ -270,7 +328,11 @@ fn render_list(rows: &[RequestRow], now_ms: i64) -> String {
             row.target.to_string(),
             row.classification.clone().unwrap_or_else(|| NONE.to_owned()),
             duration(age_ms),
-        ]);
+        ];
+        if with_sets {
+            cells.insert(1, row.set.map_or_else(|| NONE.to_owned(), |set| set.id.to_string()));
+        }
+        columns.push(cells);
     }
     columns.render()
 }
@@ -281,6 +343,9 @@ pub struct Shown {
     #[serde(flatten)]
     pub request: RequestRow,
     pub reverted_by: Vec<RevertedBy>,
+    /// All parts of its set, its own among them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<PartShown>,
 }
 
 /// A request that takes this one back.
@@ -295,7 +360,8 @@ impl Shown {
         let reverts = ledger.reverts_of(request.id).await?;
         let reverted_by =
             reverts.iter().map(|row| RevertedBy { request: row.id, state: row.state }).collect();
-        Ok(Self { request, reverted_by })
+        let parts = sets::parts(ledger, &request).await?;
+        Ok(Self { request, reverted_by, parts })
     }
 
     pub fn render(&self) -> String {
@@ -306,6 +372,7 @@ impl Shown {
             // As wide as the keys above it.
             text.push_str(&format!("{:<14}  {}\n", "reverted by", names.join(", ")));
         }
+        text.push_str(&sets::render(&self.request, &self.parts));
         text
     }
 }
@@ -325,6 +392,7 @@ pub fn render_row(row: &RequestRow) -> String {
         structure,
         format_version: _,
         reverts,
+        set,
         state,
         classification,
         enqueued_at_ms,
@@ -363,6 +431,9 @@ pub fn render_row(row: &RequestRow) -> String {
     if let Some(Reverts { request, reason }) = reverts {
         let reason = reason.as_ref().map_or(String::new(), |reason| format!(": {}", one_line(reason)));
         lines.push(("reverts", format!("request {request}{reason}")));
+    }
+    if let Some(InSet { id, parts }) = set {
+        lines.push(("set", format!("{id}, {parts} tables")));
     }
     key_values(&lines)
 }
@@ -438,6 +509,7 @@ pub(super) mod tests {
             },
             format_version: 2,
             reverts: None,
+            set: None,
             state,
             classification: None,
             enqueued_at_ms: START_MS,

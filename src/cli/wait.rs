@@ -51,7 +51,12 @@ pub async fn wait(ledger: &Ledger, id: RequestId, timeout: Option<Duration>) -> 
     let timeout = timeout.map(|timeout| StdDuration::from_millis(timeout.ms.unsigned_abs()));
     let row = until_ended(ledger, id, timeout).await?;
     let exit = Exit::of_end(row.state);
-    let mut text = format!("{}\n", end_line(&row));
+    // The parts of a set end together.
+    let rows = match row.set {
+        Some(set) => ledger.parts(set.id).await?,
+        None => vec![row.clone()],
+    };
+    let mut text: String = rows.iter().map(|row| format!("{}\n", end_line(row))).collect();
     if exit == Exit::NotLanded {
         text.push_str(&format!("  why: mergeberg request explain {id}\n"));
     }

@@ -38,8 +38,8 @@ pub fn tables_of(policy: &TablePolicy) -> BTreeSet<TableName> {
             | CheckKind::NotNull { .. }
             | CheckKind::RowCount { .. }
             | CheckKind::AcceptedValues { .. }
-            | CheckKind::Reconciliation { upstream: Upstream::File { .. }, .. }
-            | CheckKind::Sql { .. } => {}
+            | CheckKind::Reconciliation { upstream: Upstream::File { .. }, .. } => {}
+            CheckKind::Sql { query: _, tables: others, fence: _ } => tables.extend(others.values().cloned()),
         }
     }
     tables
@@ -122,7 +122,12 @@ fn check_one(
             }
         }
         // A query names its columns in its own way; it is planned when it first runs.
-        CheckKind::RowCount { .. } | CheckKind::Sql { .. } => {}
+        CheckKind::Sql { query: _, tables: others, fence: _ } => {
+            for other in others.values() {
+                known(other, id, tables, problems);
+            }
+        }
+        CheckKind::RowCount { .. } => {}
     }
 }
 

@@ -11,7 +11,7 @@ mod against_table;
 mod catalogs;
 mod dotted;
 mod policies;
-mod toml_text;
+pub(crate) mod toml_text;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -14,6 +14,7 @@ use super::error::LedgerError;
 use super::events::{EventKind, NewEvent, append};
 use super::leader::fence;
 use super::rows::RequestRow;
+use super::sets::ending_with;
 use crate::database::{QueryBuilder, Transaction};
 
 /// Rows of one statement: SQLite takes 32,766 values.
@@ -127,8 +128,25 @@ impl Step<'_> {
     }
 }
 
-/// Takes the steps inside the caller's transaction.
+/// Takes the steps inside the caller's transaction. A part of a set that ends without landing ends the others.
 pub(super) async fn take(
+    conn: &mut Transaction,
+    steps: &[Step<'_>],
+    now_ms: i64,
+) -> Result<Vec<RequestRow>, LedgerError> {
+    let rows = take_each(conn, steps, now_ms).await?;
+    let ending = ending_with(conn, &rows).await?;
+    if !ending.is_empty() {
+        let steps: Vec<Step<'_>> = ending
+            .iter()
+            .map(|(request, end)| Step { detail: Some(&end.detail), ..Step::new(*request, end.event) })
+            .collect();
+        take_each(conn, &steps, now_ms).await?;
+    }
+    Ok(rows)
+}
+
+async fn take_each(
     conn: &mut Transaction,
     steps: &[Step<'_>],
     now_ms: i64,

@@ -100,6 +100,9 @@ pub enum LedgerError {
     #[error("request {request}: this event is only written together with its landing intent")]
     NeedsIntent { request: RequestId },
 
+    #[error("the tables that were named are no set: {0}")]
+    NotASet(&'static str),
+
     #[error("train {0} is recorded already; train ids and temporary refs are never used twice")]
     TrainExists(TrainId),
     #[error("train {train} is {from} and cannot become {to}")]
@@ -160,6 +163,7 @@ impl LedgerError {
             | Self::Transition { .. }
             | Self::BoundToIntent { .. }
             | Self::NeedsIntent { .. }
+            | Self::NotASet(_)
             | Self::TrainExists(_)
             | Self::TrainStatus { .. }
             | Self::IntentOpen { .. }

@@ -34,6 +34,7 @@ impl EvidenceRow {
             scope: f.text("scope")?,
             measured: f.json("measured")?,
             sample: f.json("sample")?,
+            inputs: f.opt_json("inputs")?.unwrap_or_default(),
             violations: f.json("violations")?,
             rows_scanned: f.narrow("rows_scanned")?,
             bytes_scanned: f.narrow("bytes_scanned")?,
@@ -162,16 +163,16 @@ async fn insert(
 ) -> Result<(), LedgerError> {
     let mut texts = Vec::with_capacity(batch.len());
     for (_, evidence) in batch {
-        let Evidence { measured, sample, violations, .. } = evidence;
-        texts.push([to_json(measured)?, to_json(sample)?, to_json(violations)?]);
+        let Evidence { measured, sample, inputs, violations, .. } = evidence;
+        texts.push([to_json(measured)?, to_json(sample)?, to_json(inputs)?, to_json(violations)?]);
     }
     let mut query = QueryBuilder::new(
         "INSERT INTO evidence (id, train, candidate, check_id, definition, policy, result, code, error, scope,
-             measured, sample, violations, rows_scanned, bytes_scanned, duration_ms, engine, at_ms) ",
+             measured, sample, inputs, violations, rows_scanned, bytes_scanned, duration_ms, engine, at_ms) ",
     );
     query.push_values(
         batch.iter().zip(&texts),
-        |mut values, ((id, evidence), [measured, sample, violations])| {
+        |mut values, ((id, evidence), [measured, sample, inputs, violations])| {
             let Evidence {
                 candidate,
                 check,
@@ -181,6 +182,7 @@ async fn insert(
                 scope,
                 measured: _,
                 sample: _,
+                inputs: _,
                 violations: _,
                 rows_scanned,
                 bytes_scanned,
@@ -205,6 +207,7 @@ async fn insert(
                 .push_bind(scope)
                 .push_bind(measured)
                 .push_bind(sample)
+                .push_bind(inputs)
                 .push_bind(violations)
                 .push_bind(count(*rows_scanned))
                 .push_bind(count(*bytes_scanned))

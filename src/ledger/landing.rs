@@ -39,6 +39,8 @@ pub struct Intent {
     pub cars: Vec<IntentCar>,
     /// Checks that must have passed, each under exactly this candidate. The tail has at least one.
     pub required: Vec<(SnapshotId, String)>,
+    /// It is one table's part of the landing of this set: written and settled with the others.
+    pub set: Option<RequestId>,
 }
 
 /// One request's part of a landing.
@@ -92,7 +94,7 @@ pub struct LandingRow {
 }
 
 impl LandingRow {
-    fn decode(row: &Row) -> Result<Self, LedgerError> {
+    pub(super) fn decode(row: &Row) -> Result<Self, LedgerError> {
         let f = Fields::new("landing", "intent", row);
         let outcome: Option<String> = f.get("outcome")?;
         let settled_at_ms: Option<i64> = f.get("settled_at_ms")?;
@@ -117,6 +119,7 @@ impl LandingRow {
             temp_ref: RefName(f.text("temp_ref")?),
             cars: f.json("cars")?,
             required: f.json("required")?,
+            set: f.get::<Option<i64>>("set_id")?.map(RequestId),
         };
         Ok(Self { intent, epoch: Epoch(f.int("epoch")?), opened_at_ms: f.int("opened_at_ms")?, state })
     }
@@ -139,53 +142,10 @@ impl Ledger {
         intent: &Intent,
         now_ms: i64,
     ) -> Result<Vec<RequestRow>, LedgerError> {
-        let malformed =
-            |what: &str| LedgerError::MalformedIntent { intent: intent.id.clone(), what: what.to_owned() };
-        check_shape(intent).map_err(malformed)?;
+        alone(intent)?;
         let mut tx = self.begin().await?;
         fence(&mut tx, epoch).await?;
-        let train = train_row(&mut tx, &intent.train).await?;
-        let as_planned = train.table_uuid == intent.table_uuid
-            && train.target == intent.target
-            && train.planned_head == intent.planned_head
-            && train.tail == intent.tail
-            && train.temp_ref == intent.temp_ref;
-        if !as_planned {
-            return Err(malformed("it does not agree with its train"));
-        }
-        if train.status != TrainStatus::Staged {
-            return Err(malformed("its train is not known to be staged (rule L2)"));
-        }
-        let open =
-            query("SELECT id FROM landing WHERE table_uuid = $1 AND target = $2 AND settled_at_ms IS NULL")
-                .bind(intent.table_uuid.as_str())
-                .bind(intent.target.as_str())
-                .fetch_optional(&mut tx)
-                .await?;
-        if open.is_some() {
-            return Err(LedgerError::IntentOpen {
-                table_uuid: intent.table_uuid.clone(),
-                target: intent.target.clone(),
-            });
-        }
-        if let Some((candidate, check)) = first_missing(&mut tx, &intent.required).await? {
-            return Err(LedgerError::EvidenceMissing { candidate, check });
-        }
-        let steps: Vec<Step<'_>> = intent
-            .cars
-            .iter()
-            .map(|car| Step { by_intent: true, ..Step::new(car.request, RequestEvent::WriteIntent) })
-            .collect();
-        let rows = take(&mut tx, &steps, now_ms).await?;
-        for row in &rows {
-            if row.train.as_ref() != Some(&intent.train)
-                || row.table_uuid != intent.table_uuid
-                || row.target != intent.target
-            {
-                return Err(malformed(&format!("{} does not ride its train", row.describe())));
-            }
-        }
-        insert(&mut tx, epoch, intent, now_ms).await?;
+        let rows = write(&mut tx, epoch, intent, now_ms).await?;
         tx.commit().await?;
         Ok(rows)
     }
@@ -212,22 +172,8 @@ impl Ledger {
         let mut tx = self.begin().await?;
         fence(&mut tx, epoch).await?;
         let landing = landing_row(&mut tx, intent).await?;
-        match landing.state {
-            LandingState::Open => {}
-            LandingState::Unknown => return Ok(()),
-            state => return Err(LedgerError::IntentSettled { intent: intent.clone(), state }),
-        }
-        query("UPDATE landing SET outcome = 'unknown' WHERE intent = $1")
-            .bind(intent.as_str())
-            .execute(&mut tx)
-            .await?;
-        let steps: Vec<Step<'_>> = landing
-            .intent
-            .cars
-            .iter()
-            .map(|car| Step { by_intent: true, ..Step::new(car.request, RequestEvent::LoseAnswer) })
-            .collect();
-        take(&mut tx, &steps, now_ms).await?;
+        alone(&landing.intent)?;
+        lose_answer(&mut tx, &landing, now_ms).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -244,29 +190,8 @@ impl Ledger {
         let mut tx = self.begin_progress().await?;
         fence(&mut tx, epoch).await?;
         let LandingRow { intent, .. } = open_landing(&mut tx, intent).await?;
-        let landed: BTreeMap<RequestId, SnapshotId> = landed.iter().copied().collect();
-        let mut steps = Vec::with_capacity(intent.cars.len());
-        for car in &intent.cars {
-            let snapshot = landed.get(&car.request).copied().filter(|id| intent.candidates.contains(id));
-            if snapshot.is_none() {
-                return Err(LedgerError::MalformedIntent {
-                    intent: intent.id.clone(),
-                    what: format!("its receipt names no candidate for request {}", car.request),
-                });
-            }
-            let step = Step::new(car.request, RequestEvent::Land);
-            steps.push(Step { landed: snapshot, by_intent: true, ..step });
-        }
-        if landed.len() != intent.cars.len() {
-            return Err(LedgerError::MalformedIntent {
-                intent: intent.id.clone(),
-                what: "its receipt names requests that are not in it".to_owned(),
-            });
-        }
-        settle(&mut tx, &intent.id, "landed", now_ms).await?;
-        let rows = take(&mut tx, &steps, now_ms).await?;
-        write_status(&mut tx, &intent.train, TrainStatus::Landed).await?;
-        heads::landed(&mut tx, &intent).await?;
+        alone(&intent)?;
+        let rows = receive(&mut tx, &intent, now_ms, landed).await?;
         tx.commit().await?;
         Ok(rows)
     }
@@ -283,17 +208,8 @@ impl Ledger {
         let mut tx = self.begin().await?;
         fence(&mut tx, epoch).await?;
         let LandingRow { intent, .. } = open_landing(&mut tx, intent).await?;
-        let detail = serde_json::json!({ "not-landed": why });
-        let steps: Vec<Step<'_>> = intent
-            .cars
-            .iter()
-            .map(|car| {
-                let step = Step::new(car.request, RequestEvent::Requeue);
-                Step { detail: Some(&detail), by_intent: true, ..step }
-            })
-            .collect();
-        settle(&mut tx, &intent.id, "not-landed", now_ms).await?;
-        let rows = take(&mut tx, &steps, now_ms).await?;
+        alone(&intent)?;
+        let rows = give_up(&mut tx, &intent, now_ms, why).await?;
         tx.commit().await?;
         Ok(rows)
     }
@@ -346,6 +262,154 @@ impl Ledger {
     }
 }
 
+/// An intent that is part of a set is written and settled with the others.
+fn alone(intent: &Intent) -> Result<(), LedgerError> {
+    match intent.set {
+        None => Ok(()),
+        Some(set) => Err(LedgerError::MalformedIntent {
+            intent: intent.id.clone(),
+            what: format!("it is a part of set {set}, whose intents are written and settled together"),
+        }),
+    }
+}
+
+/// Writes one intent and moves its requests, inside the caller's transaction.
+pub(super) async fn write(
+    conn: &mut Transaction,
+    epoch: Epoch,
+    intent: &Intent,
+    now_ms: i64,
+) -> Result<Vec<RequestRow>, LedgerError> {
+    let malformed =
+        |what: &str| LedgerError::MalformedIntent { intent: intent.id.clone(), what: what.to_owned() };
+    check_shape(intent).map_err(malformed)?;
+    let train = train_row(&mut *conn, &intent.train).await?;
+    let as_planned = train.table_uuid == intent.table_uuid
+        && train.target == intent.target
+        && train.planned_head == intent.planned_head
+        && train.tail == intent.tail
+        && train.temp_ref == intent.temp_ref;
+    if !as_planned {
+        return Err(malformed("it does not agree with its train"));
+    }
+    if train.status != TrainStatus::Staged {
+        return Err(malformed("its train is not known to be staged (rule L2)"));
+    }
+    let open =
+        query("SELECT id FROM landing WHERE table_uuid = $1 AND target = $2 AND settled_at_ms IS NULL")
+            .bind(intent.table_uuid.as_str())
+            .bind(intent.target.as_str())
+            .fetch_optional(&mut *conn)
+            .await?;
+    if open.is_some() {
+        return Err(LedgerError::IntentOpen {
+            table_uuid: intent.table_uuid.clone(),
+            target: intent.target.clone(),
+        });
+    }
+    if let Some((candidate, check)) = first_missing(&mut *conn, &intent.required).await? {
+        return Err(LedgerError::EvidenceMissing { candidate, check });
+    }
+    let steps: Vec<Step<'_>> = intent
+        .cars
+        .iter()
+        .map(|car| Step { by_intent: true, ..Step::new(car.request, RequestEvent::WriteIntent) })
+        .collect();
+    let rows = take(&mut *conn, &steps, now_ms).await?;
+    for row in &rows {
+        if row.train.as_ref() != Some(&intent.train)
+            || row.table_uuid != intent.table_uuid
+            || row.target != intent.target
+        {
+            return Err(malformed(&format!("{} does not ride its train", row.describe())));
+        }
+        if row.set.map(|set| set.id) != intent.set {
+            return Err(malformed(&format!("{} lands with its set or not at all", row.describe())));
+        }
+    }
+    insert(&mut *conn, epoch, intent, now_ms).await?;
+    Ok(rows)
+}
+
+/// The catalog was called and nobody knows what it did. Twice is no error.
+pub(super) async fn lose_answer(
+    conn: &mut Transaction,
+    landing: &LandingRow,
+    now_ms: i64,
+) -> Result<(), LedgerError> {
+    match landing.state {
+        LandingState::Open => {}
+        LandingState::Unknown => return Ok(()),
+        state => return Err(LedgerError::IntentSettled { intent: landing.intent.id.clone(), state }),
+    }
+    query("UPDATE landing SET outcome = 'unknown' WHERE intent = $1")
+        .bind(landing.intent.id.as_str())
+        .execute(&mut *conn)
+        .await?;
+    let steps: Vec<Step<'_>> = landing
+        .intent
+        .cars
+        .iter()
+        .map(|car| Step { by_intent: true, ..Step::new(car.request, RequestEvent::LoseAnswer) })
+        .collect();
+    take(&mut *conn, &steps, now_ms).await?;
+    Ok(())
+}
+
+/// The receipt of one open intent, inside the caller's transaction.
+pub(super) async fn receive(
+    conn: &mut Transaction,
+    intent: &Intent,
+    now_ms: i64,
+    landed: &[(RequestId, SnapshotId)],
+) -> Result<Vec<RequestRow>, LedgerError> {
+    let landed: BTreeMap<RequestId, SnapshotId> = landed.iter().copied().collect();
+    let mut steps = Vec::with_capacity(intent.cars.len());
+    for car in &intent.cars {
+        let snapshot = landed.get(&car.request).copied().filter(|id| intent.candidates.contains(id));
+        if snapshot.is_none() {
+            return Err(LedgerError::MalformedIntent {
+                intent: intent.id.clone(),
+                what: format!("its receipt names no candidate for request {}", car.request),
+            });
+        }
+        let step = Step::new(car.request, RequestEvent::Land);
+        steps.push(Step { landed: snapshot, by_intent: true, ..step });
+    }
+    if landed.len() != intent.cars.len() {
+        return Err(LedgerError::MalformedIntent {
+            intent: intent.id.clone(),
+            what: "its receipt names requests that are not in it".to_owned(),
+        });
+    }
+    settle(&mut *conn, &intent.id, "landed", now_ms).await?;
+    let rows = take(&mut *conn, &steps, now_ms).await?;
+    write_status(&mut *conn, &intent.train, TrainStatus::Landed).await?;
+    heads::landed(&mut *conn, intent).await?;
+    Ok(rows)
+}
+
+/// Settles one open intent that was not applied, inside the caller's transaction.
+pub(super) async fn give_up(
+    conn: &mut Transaction,
+    intent: &Intent,
+    now_ms: i64,
+    why: &str,
+) -> Result<Vec<RequestRow>, LedgerError> {
+    let detail = serde_json::json!({ "not-landed": why });
+    let steps: Vec<Step<'_>> = intent
+        .cars
+        .iter()
+        .map(|car| {
+            let step = Step::new(car.request, RequestEvent::Requeue);
+            Step { detail: Some(&detail), by_intent: true, ..step }
+        })
+        .collect();
+    settle(&mut *conn, &intent.id, "not-landed", now_ms).await?;
+    let rows = take(&mut *conn, &steps, now_ms).await?;
+    Ok(rows)
+}
+
 fn check_shape(intent: &Intent) -> Result<(), &'static str> {
     if intent.candidates.last() != Some(&intent.tail) {
         return Err("the tail is not the last candidate");
@@ -390,11 +454,12 @@ async fn insert(
         temp_ref,
         cars,
         required,
+        set,
     } = intent;
     query(
         "INSERT INTO landing (intent, train, table_name, table_uuid, target, planned_head, tail, candidates,
-             temp_ref, cars, required, epoch, opened_at_ms)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+             temp_ref, cars, required, epoch, opened_at_ms, set_id)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
     )
     .bind(id.as_str())
     .bind(train.as_str())
@@ -409,6 +474,7 @@ async fn insert(
     .bind(to_json(required)?)
     .bind(epoch.0)
     .bind(now_ms)
+    .bind(set.map(|set| set.0))
     .execute(conn)
     .await?;
     Ok(())

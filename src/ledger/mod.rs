@@ -39,6 +39,8 @@ mod reverts;
 mod rows;
 mod server;
 mod session;
+mod set_landing;
+mod sets;
 mod structure;
 mod trains;
 mod waiting;
@@ -50,6 +52,8 @@ mod migration_tests;
 mod pooler_tests;
 #[cfg(test)]
 mod race_tests;
+#[cfg(test)]
+mod set_tests;
 #[cfg(test)]
 mod testing;
 
@@ -68,6 +72,7 @@ pub use place::LedgerPlace;
 pub use requests::{Enqueued, NewRequest, RequestFilter};
 pub use reverts::{Reverts, TakenBack};
 pub use rows::{AttemptRow, RequestRow};
+pub use sets::{EnqueuedSet, InSet, OpenSet};
 pub use structure::{
     AcceptedStructure, Decided, Decision, NewReview, ReviewFilter, ReviewRow, ReviewState, ReviewWord,
 };

@@ -116,6 +116,8 @@ impl Ledger {
                         && row.source == new.source
                         && row.target == new.target
                         && row.pinned == new.pinned
+                        // A key is one publication: of one table, or of a set.
+                        && (new.idempotency_key.is_none() || row.set.is_none())
                 }
             };
             return Ok(if same { Enqueued::Existing(row) } else { Enqueued::KeyConflict(row) });
@@ -375,7 +377,7 @@ impl Ledger {
     }
 }
 
-async fn insert(
+pub(super) async fn insert(
     conn: &mut Transaction,
     new: &NewRequest,
     reverts: Option<&Reverts>,

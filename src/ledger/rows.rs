@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::decode::Fields;
 use super::error::LedgerError;
 use super::reverts::Reverts;
+use super::sets::InSet;
 use crate::database::Row;
 
 /// A merge request as it is now.
@@ -30,6 +31,8 @@ pub struct RequestRow {
     pub format_version: u8,
     /// The landed request that this one takes back.
     pub reverts: Option<Reverts>,
+    /// The set that this is one table's part of.
+    pub set: Option<InSet>,
     pub state: RequestState,
     pub classification: Option<String>,
     pub enqueued_at_ms: i64,
@@ -74,6 +77,7 @@ impl RequestRow {
             structure: structure(&f)?,
             format_version: f.narrow("format_version")?,
             reverts: reverts(&f)?,
+            set: InSet::decode(&f)?,
             state: state(&f)?,
             classification: f.get("classification")?,
             enqueued_at_ms: f.int("enqueued_at_ms")?,

@@ -132,6 +132,7 @@ pub fn evidence(candidate: i64, check: &str) -> Evidence {
         scope: "2 partitions".to_owned(),
         measured: Vec::new(),
         sample: Vec::new(),
+        inputs: Vec::new(),
         violations: Vec::new(),
         rows_scanned: 0,
         bytes_scanned: 0,
@@ -171,6 +172,7 @@ pub async fn staged_train(ledger: &Ledger, epoch: Epoch, id: &str, requests: &[(
         temp_ref: row.temp_ref,
         cars: cars.collect(),
         required: vec![(row.tail, "lineage".to_owned())],
+        set: None,
     }
 }
 

@@ -31,14 +31,15 @@ pub struct Unreadable {
 
 impl Ledger {
     /// What admission may take, in arrival order: queued, held and in review, at most 5,000. A row that cannot
-    /// be read does not stop the others (case O36): it is given apart.
+    /// be read does not stop the others (case O36): it is given apart. The parts of a set arrived with its first one, on
+    /// every table.
     pub async fn waiting(&self, table_uuid: &TableUuid, target: &RefName) -> Result<Waiting, LedgerError> {
         // Told by the states that are past admission, so that a word which no release wrote comes to light.
         let rows = query(
             "SELECT * FROM merge_request
              WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
                AND state NOT IN ('planning', 'staged', 'checking', 'landing', 'unknown')
-             ORDER BY id LIMIT $3",
+             ORDER BY COALESCE(set_id, id), id LIMIT $3",
         )
         .bind(table_uuid.as_str())
         .bind(target.as_str())

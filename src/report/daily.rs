@@ -297,6 +297,7 @@ mod tests {
             enqueued_ms: 0,
             admitted_ms: Some(wait),
             ended_ms: wait + 1_500,
+            set: None,
         }
     }
 
@@ -313,6 +314,7 @@ mod tests {
                 class: "backfill".to_owned(),
                 state: RequestState::Held(ReasonCode::OverlapsAhead),
                 enqueued_ms: 1_000,
+                set: None,
             }],
             maintenance: 1,
             bypasses: 0,

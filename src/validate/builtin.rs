@@ -87,6 +87,7 @@ fn evidence(
         result: if failed { CheckResult::Failed { code } } else { CheckResult::Passed },
         scope: "metadata".to_owned(),
         measured,
+        inputs: Vec::new(),
         violations: if failed {
             vec![Violation {
                 requests: vec![request],

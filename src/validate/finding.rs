@@ -2,7 +2,7 @@
 
 use datafusion::arrow::array::{Array, RecordBatch};
 use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
-use mergeberg_kernel::evidence::{CheckResult, Violation};
+use mergeberg_kernel::evidence::{CheckResult, PinnedInput, Violation};
 use mergeberg_kernel::reason::ReasonCode;
 
 use super::CheckError;
@@ -19,6 +19,7 @@ pub struct Finding {
     pub scope: String,
     pub measured: Vec<(String, String)>,
     pub sample: Vec<String>,
+    pub inputs: Vec<PinnedInput>,
     pub violations: Vec<Violation>,
 }
 
@@ -32,7 +33,13 @@ impl Finding {
     ) -> Self {
         let result = if violations.is_empty() { CheckResult::Passed } else { CheckResult::Failed { code } };
         let sample = violations.iter().flat_map(|v| v.sample.iter().cloned()).take(SAMPLE_KEYS).collect();
-        Self { result, scope, measured, sample, violations }
+        Self { result, scope, measured, sample, inputs: Vec::new(), violations }
+    }
+
+    /// The same with the tables that were read beside the own one.
+    pub fn with_inputs(mut self, inputs: Vec<PinnedInput>) -> Self {
+        self.inputs = inputs;
+        self
     }
 }
 

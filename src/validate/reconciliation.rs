@@ -16,6 +16,7 @@ use datafusion::functions_aggregate::expr_fn::sum;
 use datafusion::logical_expr::{Expr, JoinType, Operator, binary_expr, cast, ident, lit, when};
 use datafusion::prelude::{CsvReadOptions, DataFrame, ParquetReadOptions, SessionContext};
 use futures::TryStreamExt;
+use mergeberg_kernel::evidence::PinnedInput;
 use mergeberg_kernel::policy::{Compare, ReconciliationMode, Upstream};
 use mergeberg_kernel::reason::ReasonCode;
 
@@ -80,6 +81,13 @@ impl UpstreamSource {
                 // Everything as text: a guessed type would round what must be compared exactly.
                 Ok(session.read_csv(text, CsvReadOptions::new().schema(&schema)).await?)
             }
+        }
+    }
+
+    pub fn input(&self) -> Option<PinnedInput> {
+        match self {
+            Self::Table(pinned) => Some(pinned.input()),
+            Self::Parquet(_) | Self::Csv(_) => None,
         }
     }
 

@@ -1,9 +1,10 @@
 //! `sql`: a query of the policy that must return no rows.
 //!
 //! It reads `candidate` (the whole table at the candidate), `touched` (the candidate's rows in the touched
-//! partitions) and `base` (the car's parent), each only if it names it. It is one query: everything else
-//! that SQL can say is refused, and so is any other table.
+//! partitions), `base` (the car's parent) and the other tables that the check names, each only if the query names
+//! it. It is one query: everything else that SQL can say is refused, and so is any further table.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use datafusion::execution::context::SQLOptions;
@@ -14,14 +15,15 @@ use datafusion::sql::sqlparser::ast;
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use futures::TryStreamExt;
 use mergeberg_kernel::evidence::Violation;
-use mergeberg_kernel::ids::{RequestId, SnapshotId};
+use mergeberg_kernel::ids::{RequestId, SnapshotId, TableName};
+use mergeberg_kernel::policy::OWN_RELATIONS;
 use mergeberg_kernel::reason::ReasonCode;
 
 use super::CheckError;
 use super::finding::{Finding, SAMPLE_KEYS, key_text};
 use super::provider::FilesTable;
 use super::session::Engine;
-use super::subject::{Relation, rows_at};
+use super::subject::{PinnedTable, Relation, rows_at};
 use super::train::TrainView;
 use crate::table::manifests::FileScope;
 use crate::table::scan::{RowReader, ScanCounters, ScanFile};
@@ -29,15 +31,19 @@ use crate::table::scan::{RowReader, ScanCounters, ScanFile};
 /// Rows that are counted at most; whether there is one decides.
 pub const COUNTED_ROWS: u64 = 10_000;
 
-const CANDIDATE: &str = "candidate";
-const TOUCHED: &str = "touched";
-const BASE: &str = "base";
+/// A query and the other tables that it may read, by the name that it calls them.
+#[derive(Clone, Copy)]
+pub struct Named<'a> {
+    pub query: &'a str,
+    pub tables: &'a BTreeMap<String, TableName>,
+}
 
 /// The relations that a query names.
 pub struct Relations {
     reader: Arc<RowReader>,
     request: RequestId,
-    tables: Vec<(&'static str, Vec<ScanFile>)>,
+    own: Vec<(&'static str, Vec<ScanFile>)>,
+    others: Vec<(String, PinnedTable)>,
     counters: Arc<ScanCounters>,
 }
 
@@ -46,38 +52,53 @@ impl Relations {
         view: TrainView<'_>,
         candidate: SnapshotId,
         relation: Relation<'_>,
-        query: &str,
+        named: Named<'_>,
         counters: &Arc<ScanCounters>,
     ) -> Result<Self, CheckError> {
         let Relation::Change { car } = relation else {
             return Err(CheckError::Shape("a train where one car belongs".to_owned()));
         };
-        let names = named_tables(query)?;
-        let mut tables = Vec::with_capacity(names.len());
+        let names = named_tables(named)?;
+        let (mut own, mut others) = (Vec::new(), Vec::new());
         for name in names {
+            let name = match name {
+                Name::Own(name) => name,
+                Name::Other(name, table) => {
+                    others.push((name, view.pin(&table, counters).await?));
+                    continue;
+                }
+            };
             let (snapshot, scope) = match name {
-                CANDIDATE => (Some(candidate), FileScope::Table),
-                TOUCHED => (Some(candidate), FileScope::Partitions(car.touched.clone())),
+                "candidate" => (Some(candidate), FileScope::Table),
+                "touched" => (Some(candidate), FileScope::Partitions(car.touched.clone())),
                 _ => (car.parent, FileScope::Table),
             };
             let files = match snapshot {
                 Some(id) => rows_at(view.store, view.table, view.snapshot(id)?, &scope).await?,
                 None => Vec::new(),
             };
-            tables.push((name, files));
+            own.push((name, files));
         }
         let reader = Arc::new(RowReader::new(view.table, view.facts().current_schema_id)?);
-        Ok(Self { reader, request: car.request, tables, counters: Arc::clone(counters) })
+        Ok(Self { reader, request: car.request, own, others, counters: Arc::clone(counters) })
     }
 }
 
 pub async fn run(engine: Arc<Engine>, relations: Relations, query: String) -> Result<Finding, CheckError> {
-    let Relations { reader, request, tables, counters } = relations;
+    let Relations { reader, request, own, others, counters } = relations;
     let session = engine.session();
-    let scope = tables.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-    for (name, files) in tables {
+    let names = own.iter().map(|(name, _)| *name).chain(others.iter().map(|(name, _)| name.as_str()));
+    let scope = names.collect::<Vec<_>>().join(", ");
+    for (name, files) in own {
         let table = FilesTable::new(Arc::clone(&reader), files, engine.parallelism(), Arc::clone(&counters));
         session.register_table(name, Arc::new(table))?;
+    }
+    let mut measured = Vec::with_capacity(others.len() + 1);
+    let mut inputs = Vec::with_capacity(others.len());
+    for (name, pinned) in others {
+        session.register_table(name, Arc::new(pinned.table(&engine)))?;
+        measured.push(pinned.measured());
+        inputs.push(pinned.input());
     }
     let plan = session.state().statement_to_plan(only_query(&query)?).await?;
     SQLOptions::new()
@@ -105,7 +126,8 @@ pub async fn run(engine: Arc<Engine>, relations: Relations, query: String) -> Re
     } else {
         vec![Violation { requests: vec![request], with_base: false, count: rows, sample }]
     };
-    Ok(Finding::of(ReasonCode::SqlCheck, scope, vec![("rows".to_owned(), text)], violations))
+    measured.insert(0, ("rows".to_owned(), text));
+    Ok(Finding::of(ReasonCode::SqlCheck, scope, measured, violations).with_inputs(inputs))
 }
 
 /// The single query of a text.
@@ -123,14 +145,24 @@ fn only_query(text: &str) -> Result<Statement, CheckError> {
     }
 }
 
-/// The relations that a query reads; any other table is refused.
-fn named_tables(query: &str) -> Result<Vec<&'static str>, CheckError> {
-    let (references, _) = resolve_table_references(&only_query(query)?, false)?;
+/// A relation that a query reads.
+#[derive(Debug, PartialEq, Eq)]
+enum Name {
+    Own(&'static str),
+    Other(String, TableName),
+}
+
+/// The relations that a query reads; any further table is refused.
+fn named_tables(named: Named<'_>) -> Result<Vec<Name>, CheckError> {
+    let (references, _) = resolve_table_references(&only_query(named.query)?, false)?;
     let mut names = Vec::with_capacity(references.len());
     for reference in references {
         let known = match &reference {
             TableReference::Bare { table } => {
-                [CANDIDATE, TOUCHED, BASE].into_iter().find(|name| *name == table.as_ref())
+                OWN_RELATIONS.into_iter().find(|name| *name == table.as_ref()).map(Name::Own).or_else(|| {
+                    let (name, other) = named.tables.get_key_value(table.as_ref())?;
+                    Some(Name::Other(name.clone(), other.clone()))
+                })
             }
             TableReference::Partial { .. } | TableReference::Full { .. } => None,
         };
@@ -138,7 +170,8 @@ fn named_tables(query: &str) -> Result<Vec<&'static str>, CheckError> {
             Some(name) => names.push(name),
             None => {
                 return Err(CheckError::Query(format!(
-                    "it reads '{reference}'; a check reads candidate, touched and base only"
+                    "it reads '{reference}'; a check reads candidate, touched, base and the tables that it names \
+                     under 'tables'"
                 )));
             }
         }
@@ -150,15 +183,26 @@ fn named_tables(query: &str) -> Result<Vec<&'static str>, CheckError> {
 mod tests {
     use super::*;
 
+    fn names(query: &str) -> Result<Vec<Name>, CheckError> {
+        let tables = BTreeMap::from([("customers".to_owned(), "shop.customers".parse().unwrap())]);
+        named_tables(Named { query, tables: &tables })
+    }
+
     #[test]
     fn a_query_names_only_what_a_check_may_read() {
-        assert_eq!(
-            named_tables("SELECT 1 FROM candidate WHERE id IN (SELECT id FROM base)").unwrap().len(),
-            2
-        );
-        assert_eq!(named_tables("WITH t AS (SELECT 1 FROM touched) SELECT * FROM t").unwrap(), ["touched"]);
-        for refused in ["SELECT * FROM other", "SELECT * FROM ns.candidate", "SELECT * FROM '/etc/x.csv'"] {
-            let error = named_tables(refused).unwrap_err();
+        let own = names("SELECT 1 FROM candidate WHERE id IN (SELECT id FROM base)").unwrap();
+        assert_eq!(own.len(), 2);
+        let with = names("WITH t AS (SELECT 1 FROM touched) SELECT * FROM t").unwrap();
+        assert_eq!(with, [Name::Own("touched")]);
+        let other = names("SELECT 1 FROM customers").unwrap();
+        assert_eq!(other, [Name::Other("customers".to_owned(), "shop.customers".parse().unwrap())]);
+        for refused in [
+            "SELECT * FROM other",
+            "SELECT * FROM ns.candidate",
+            "SELECT * FROM shop.customers",
+            "SELECT * FROM '/etc/x.csv'",
+        ] {
+            let error = names(refused).unwrap_err();
             assert!(matches!(error, CheckError::Query(_)), "{refused}: {error}");
         }
     }

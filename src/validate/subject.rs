@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use datafusion::arrow::datatypes::{DataType, SchemaRef};
 use futures::{StreamExt, TryStreamExt};
+use mergeberg_kernel::evidence::PinnedInput;
 use mergeberg_kernel::ids::{RequestId, SnapshotId, TableName};
 use mergeberg_kernel::lineage::SnapshotFact;
 use mergeberg_kernel::partition::Partition;
@@ -217,6 +218,11 @@ impl PinnedTable {
             engine.parallelism(),
             Arc::clone(&self.counters),
         )
+    }
+
+    /// What the evidence rests on beside its own candidate.
+    pub fn input(&self) -> PinnedInput {
+        PinnedInput { table: self.name.clone(), snapshot: self.snapshot }
     }
 
     /// How evidence names the pin (rule E7).

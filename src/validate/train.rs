@@ -124,9 +124,10 @@ impl Validator {
             scope: scope_text(&check.kind, relation.touched(view.cars).len()),
             measured: Vec::new(),
             sample: Vec::new(),
+            inputs: Vec::new(),
             violations: Vec::new(),
         });
-        let Finding { result, scope, mut measured, sample, violations } = finding;
+        let Finding { result, scope, mut measured, sample, inputs, violations } = finding;
         let base = match relation {
             Relation::Appends { .. } => view.base,
             Relation::Change { car } => car.parent,
@@ -146,6 +147,7 @@ impl Validator {
             scope,
             measured,
             sample,
+            inputs,
             violations,
             rows_scanned: counters.rows(),
             bytes_scanned: counters.bytes(),
@@ -202,6 +204,7 @@ impl Validator {
             CheckKind::Referential { columns, references, scope } => {
                 let subject = Subject::gather(view, candidate, relation, scope, counters).await?;
                 let pinned = view.pin(&references.table, counters).await?;
+                let inputs = vec![pinned.input()];
                 let work = rows::referential(
                     Arc::clone(&engine),
                     subject,
@@ -210,7 +213,7 @@ impl Validator {
                     references.columns,
                     compare,
                 );
-                engine.run(CHECK_TIME_BOUND, work).await
+                Ok(engine.run(CHECK_TIME_BOUND, work).await?.with_inputs(inputs))
             }
             CheckKind::RowCount { min, max, min_growth, max_growth, min_added, max_added } => {
                 let bounds = row_count::Bounds { min, max, min_growth, max_growth, min_added, max_added };
@@ -223,12 +226,14 @@ impl Validator {
                 let subject =
                     Subject::gather(view, candidate, relation, Scope::TouchedPartitions, counters).await?;
                 let source = UpstreamSource::find(view, &upstream, counters).await?;
+                let inputs = source.input().into_iter().collect();
                 let terms = reconciliation::Terms { mode, by, count, sums, absolute, relative, compare };
                 let work = reconciliation::run(Arc::clone(&engine), subject, source, terms);
-                engine.run(CHECK_TIME_BOUND, work).await
+                Ok(engine.run(CHECK_TIME_BOUND, work).await?.with_inputs(inputs))
             }
-            CheckKind::Sql { query } => {
-                let relations = sql::Relations::gather(view, candidate, relation, &query, counters).await?;
+            CheckKind::Sql { query, tables, fence: _ } => {
+                let named = sql::Named { query: &query, tables: &tables };
+                let relations = sql::Relations::gather(view, candidate, relation, named, counters).await?;
                 let work = sql::run(Arc::clone(&engine), relations, query);
                 engine.run(CHECK_TIME_BOUND, work).await
             }

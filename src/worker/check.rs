@@ -1,6 +1,6 @@
 //! The checks of a train: which check looks at which cars, and what their evidence speaks for.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -38,6 +38,22 @@ impl TableResolver for Heads<'_> {
     }
 }
 
+/// As [`Heads`], but for the tables of a set, which are read as the set would leave them.
+pub(super) struct WithSet<'a> {
+    pub heads: Heads<'a>,
+    pub candidates: BTreeMap<TableName, (Arc<LoadedTable>, SnapshotFact)>,
+}
+
+#[async_trait]
+impl TableResolver for WithSet<'_> {
+    async fn resolve(&self, table: &TableName) -> Result<(Arc<LoadedTable>, SnapshotFact), CatalogError> {
+        match self.candidates.get(table) {
+            Some((table, candidate)) => Ok((Arc::clone(table), candidate.clone())),
+            None => self.heads.resolve(table).await,
+        }
+    }
+}
+
 /// What is asked of the checks: every car of a train, and the checks that its class declares.
 pub(super) struct Asked {
     cars: Vec<CarView>,
@@ -61,12 +77,14 @@ impl Asked {
 
 impl Worker {
     /// Runs lineage, schema and every declared check; one entry for each evidence, with its requests. The
-    /// candidates have to be in `table`. Reads only, so it may be dropped at any point.
+    /// candidates have to be in `table`; `tables` are the others that checks read. Reads only, so it may be dropped
+    /// at any point.
     pub(super) async fn gather_evidence(
         &self,
         gathered: &Gathered,
         table: &LoadedTable,
         asked: &Asked,
+        tables: &dyn TableResolver,
     ) -> Vec<TrainEvidence> {
         let cars = &asked.cars;
         let policy = &gathered.policy_digest;
@@ -81,14 +99,13 @@ impl Worker {
             }
         }
 
-        let resolver = Heads(&*self.catalog);
         let view = TrainView {
             table,
             store: &self.store,
             base: gathered.head,
             cars,
             files: self.policies.path(),
-            tables: &resolver,
+            tables,
         };
         for check in &gathered.policy.checks {
             let asks = |checks: &BTreeSet<String>| checks.contains(&check.id);

@@ -38,6 +38,8 @@ pub struct Worker {
     pub(super) proofs: Mutex<Proofs>,
     pub(super) losses: Mutex<Losses>,
     pub(super) ahead: Mutex<Ahead>,
+    /// Held while a set is settled, which lanes of all its tables may ask for at once.
+    pub(super) settling: tokio::sync::Mutex<()>,
     pub(super) from_ahead: AtomicU64,
 }
 
@@ -73,6 +75,7 @@ impl Worker {
             proofs: Mutex::default(),
             losses: Mutex::default(),
             ahead: Mutex::default(),
+            settling: tokio::sync::Mutex::default(),
             from_ahead: AtomicU64::new(0),
         }
     }

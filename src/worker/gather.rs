@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt};
+use mergeberg_kernel::admission::set::PartFacts;
 use mergeberg_kernel::admission::{
     RequestFacts, SourceNow, StructureStanding, TargetPlan, TrainPlan, plan_train,
 };
@@ -17,6 +18,7 @@ use mergeberg_kernel::partition::Partition;
 use mergeberg_kernel::policy::{ClassPolicy, Isolation, TablePolicy};
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::record::{Operation, RecordError, RecordFinding};
+use mergeberg_kernel::state::RequestState;
 use mergeberg_kernel::unit::{SourceChange, units};
 
 use super::context::{Lane, Worker};
@@ -173,6 +175,10 @@ impl Worker {
                     .or_else(|| taken_tag(&table, &class, row, self.now_ms())),
                 unread: None,
                 target_side,
+                part: row.set.map(|set| PartFacts {
+                    set: set.id,
+                    held_elsewhere: row.state == RequestState::Held(ReasonCode::SetPartHeld),
+                }),
             };
             if let Some(base) = base_id
                 && !pinned_on_target

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use mergeberg_kernel::evidence::PinnedInput;
 use mergeberg_kernel::ids::{RequestId, SnapshotId};
+use mergeberg_kernel::policy::TablePolicy;
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::{RequestEvent, RequestState};
 use mergeberg_kernel::verdict::{Eviction, TrainDecision, TrainEvidence, decide};
 use serde_json::{Value, json};
 
-use super::check::Asked;
+use super::check::{Asked, Heads};
 use super::context::Worker;
 use super::error::WorkerError;
 use super::gather::Gathered;
@@ -27,9 +29,32 @@ const RETRY_AT: &str = "retry-at-ms";
 /// First pause before a check that could not run is tried again, in milliseconds; doubled each time.
 const CHECK_RETRY_MS: i64 = 500;
 
-pub(super) enum Checked {
+/// What a train that passed rests on.
+pub(super) struct Passed {
     /// Passing evidence that the intent names: candidate and check.
-    Passed(Vec<(SnapshotId, String)>),
+    pub required: Vec<(SnapshotId, String)>,
+    /// Heads of other tables that have to stand until the train has landed (rule E7).
+    pub fenced: Vec<PinnedInput>,
+}
+
+impl Passed {
+    pub fn of(policy: &TablePolicy, evidence: &[TrainEvidence]) -> Self {
+        let required = evidence.iter().map(|e| (e.evidence.candidate, e.evidence.check.clone())).collect();
+        let is_fenced = |id: &str| policy.checks.iter().any(|check| check.id == id && check.kind.is_fenced());
+        let mut fenced: Vec<PinnedInput> = Vec::new();
+        for item in evidence.iter().filter(|item| is_fenced(&item.evidence.check)) {
+            for input in &item.evidence.inputs {
+                if !fenced.contains(input) {
+                    fenced.push(input.clone());
+                }
+            }
+        }
+        Self { required, fenced }
+    }
+}
+
+pub(super) enum Checked {
+    Passed(Passed),
     Evicted,
 }
 
@@ -44,7 +69,8 @@ impl Worker {
     ) -> Result<(Staged, Vec<TrainEvidence>), WorkerError> {
         let asked = Asked::of(candidates);
         let early = train.gathered.table.with_candidates(&candidates.snapshots);
-        let checks = self.gather_evidence(&train.gathered, &early, &asked);
+        let heads = Heads(&*self.catalog);
+        let checks = self.gather_evidence(&train.gathered, &early, &asked, &heads);
         tokio::pin!(checks);
         let mut found = None;
         let staged = {
@@ -61,7 +87,7 @@ impl Worker {
             // Whoever stages it next has it checked.
             (Staged::Lost { .. }, _) => Vec::new(),
             (Staged::Applied(table), _) if candidates.rewritten => {
-                self.gather_evidence(&train.gathered, table, &asked).await
+                self.gather_evidence(&train.gathered, table, &asked, &heads).await
             }
             (Staged::Applied(_), Some(evidence)) => evidence,
             (Staged::Applied(_), None) => checks.await,
@@ -76,18 +102,27 @@ impl Worker {
         candidates: &Candidates,
         evidence: Vec<TrainEvidence>,
     ) -> Result<Checked, WorkerError> {
-        let rows: Vec<_> = evidence.iter().map(|e| (e.requests.clone(), e.evidence.clone())).collect();
-        self.ledger.record_evidence(&train.id, &rows, self.now_ms()).await?;
+        self.record_evidence(train, &evidence).await?;
         reached(Step::EvidenceRecorded);
         let order: Vec<RequestId> = candidates.requests().collect();
         match decide(&order, &evidence) {
-            TrainDecision::Land => Ok(Checked::Passed(required(&evidence))),
+            TrainDecision::Land => Ok(Checked::Passed(Passed::of(&train.gathered.policy, &evidence))),
             TrainDecision::Evict(evicted) => {
                 self.evict(train, candidates, &evicted).await?;
                 reached(Step::Evicted);
                 Ok(Checked::Evicted)
             }
         }
+    }
+
+    pub(super) async fn record_evidence(
+        &self,
+        train: &Train,
+        evidence: &[TrainEvidence],
+    ) -> Result<(), WorkerError> {
+        let rows: Vec<_> = evidence.iter().map(|e| (e.requests.clone(), e.evidence.clone())).collect();
+        self.ledger.record_evidence(&train.id, &rows, self.now_ms()).await?;
+        Ok(())
     }
 
     async fn evict(
@@ -100,15 +135,7 @@ impl Worker {
         for car in &candidates.cars {
             let request = car.car.request;
             let (event, detail) = match evicted.get(&request) {
-                Some(Eviction::Guilty { code, check, text }) => {
-                    (RequestEvent::Refuse(*code), json!({ "text": text, "check": check }))
-                }
-                Some(Eviction::CouldNotRun { check, error }) => {
-                    let tries = tries_of(&train.gathered, request) + 1;
-                    let retry_at = self.now_ms() + rest_after(tries);
-                    let detail = json!({ "text": error, "check": check, TRIES: tries, RETRY_AT: retry_at });
-                    (RequestEvent::Hold(ReasonCode::CheckCouldNotRun), detail)
-                }
+                Some(eviction) => self.leaves(&train.gathered, request, eviction),
                 None => (
                     RequestEvent::Requeue,
                     json!({ "text": "another request left its train; staged again without it" }),
@@ -118,6 +145,28 @@ impl Worker {
         }
         self.ledger.apply(Some(train.epoch), &changes, self.now_ms()).await?;
         Ok(())
+    }
+}
+
+impl Worker {
+    /// What becomes of a request that leaves its train for a check.
+    pub(super) fn leaves(
+        &self,
+        gathered: &Gathered,
+        request: RequestId,
+        eviction: &Eviction,
+    ) -> (RequestEvent, Value) {
+        match eviction {
+            Eviction::Guilty { code, check, text } => {
+                (RequestEvent::Refuse(*code), json!({ "text": text, "check": check }))
+            }
+            Eviction::CouldNotRun { check, error } => {
+                let tries = tries_of(gathered, request) + 1;
+                let retry_at = self.now_ms() + rest_after(tries);
+                let detail = json!({ "text": error, "check": check, TRIES: tries, RETRY_AT: retry_at });
+                (RequestEvent::Hold(ReasonCode::CheckCouldNotRun), detail)
+            }
+        }
     }
 }
 
@@ -146,8 +195,4 @@ pub(super) fn waits_for_its_check(row: &RequestRow, now_ms: i64) -> bool {
     let tries = detail.get(TRIES).and_then(Value::as_u64).unwrap_or_default();
     let retry_at = detail.get(RETRY_AT).and_then(Value::as_i64).unwrap_or_default();
     tries >= MAX_CHECK_TRIES || now_ms < retry_at
-}
-
-fn required(evidence: &[TrainEvidence]) -> Vec<(SnapshotId, String)> {
-    evidence.iter().map(|e| (e.evidence.candidate, e.evidence.check.clone())).collect()
 }

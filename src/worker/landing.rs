@@ -10,6 +10,7 @@ use mergeberg_kernel::policy::{ClassPolicy, OnSourceMoved};
 
 use super::context::Worker;
 use super::error::WorkerError;
+use super::judge::Passed;
 use super::losses::{Loss, conflict};
 use super::pins::pins_of;
 use super::protocol::{MAX_POINTER_RETRIES, Progress, Train};
@@ -28,8 +29,9 @@ impl Worker {
         train: &Train,
         mut table: Arc<LoadedTable>,
         candidates: Candidates,
-        required: Vec<(SnapshotId, String)>,
+        passed: Passed,
     ) -> Result<Progress, WorkerError> {
+        let Passed { required, fenced } = passed;
         // Rule L7: no requirement can say this, so the table is read again right before.
         table = self.catalog.load(&train.lane().table).await.unwrap_or(table);
         if let Some(why) = self.other_rules(train, &table) {
@@ -40,27 +42,7 @@ impl Worker {
             return Ok(Progress { landed: 0, changed });
         }
         let mut keep: BTreeSet<RefName> = BTreeSet::new();
-        let intent = Intent {
-            id: IntentId(format!("intent-{}", train.id)),
-            train: train.id.clone(),
-            table_uuid: train.lane().uuid.clone(),
-            table: train.lane().table.clone(),
-            target: train.lane().target.clone(),
-            planned_head: train.gathered.head,
-            tail: candidates.tail,
-            candidates: candidates.cars.iter().flat_map(|c| c.candidates.iter().copied()).collect(),
-            temp_ref: train.fence.clone(),
-            cars: candidates
-                .cars
-                .iter()
-                .map(|car| IntentCar {
-                    request: car.car.request,
-                    candidates: car.candidates.clone(),
-                    drop_source: car.car.drop_source.then(|| car.car.source.clone()),
-                })
-                .collect(),
-            required,
-        };
+        let intent = intent_of(train, &candidates, required, None);
         self.ledger.write_intent(train.epoch, &intent, self.now_ms()).await?;
         reached(Step::IntentWritten);
 
@@ -70,7 +52,11 @@ impl Worker {
         loop {
             let (requirements, updates) =
                 landing(self.ledger.queue_id(), train, &table, &candidates, &keep, now_ms);
-            let (loss, why) = match self.catalog.commit(&table, &requirements, updates).await {
+            let outcome = match self.send_landing(&table, requirements, updates, &fenced).await? {
+                Ok(outcome) => outcome,
+                Err(why) => return self.settle_own(train, &intent, &candidates, Loss::HeadMoved, &why).await,
+            };
+            let (loss, why) = match outcome {
                 CommitOutcome::Landed(_) => {
                     reached(Step::Landed);
                     if let Some(progress) = self.receipt(train, &intent).await? {
@@ -125,7 +111,7 @@ impl Worker {
 
     /// What makes the table another one than the train was staged and checked on, without its refs, uuid or
     /// structure having moved: those are requirements of the commit.
-    fn other_rules(&self, train: &Train, now: &LoadedTable) -> Option<String> {
+    pub(super) fn other_rules(&self, train: &Train, now: &LoadedTable) -> Option<String> {
         if let Some(other) = now.facts.foreign_claim(self.ledger.queue_id()) {
             return Some(format!("queue {other} has claimed the table"));
         }
@@ -171,6 +157,33 @@ impl Worker {
     }
 }
 
+pub(super) fn intent_of(
+    train: &Train,
+    candidates: &Candidates,
+    required: Vec<(SnapshotId, String)>,
+    set: Option<RequestId>,
+) -> Intent {
+    let cars = candidates.cars.iter().map(|car| IntentCar {
+        request: car.car.request,
+        candidates: car.candidates.clone(),
+        drop_source: car.car.drop_source.then(|| car.car.source.clone()),
+    });
+    Intent {
+        id: IntentId(format!("intent-{}", train.id)),
+        train: train.id.clone(),
+        table_uuid: train.lane().uuid.clone(),
+        table: train.lane().table.clone(),
+        target: train.lane().target.clone(),
+        planned_head: train.gathered.head,
+        tail: candidates.tail,
+        candidates: candidates.cars.iter().flat_map(|c| c.candidates.iter().copied()).collect(),
+        temp_ref: train.fence.clone(),
+        cars: cars.collect(),
+        required,
+        set,
+    }
+}
+
 /// Each request with the snapshot that publishes it.
 pub(super) fn landed_of(intent: &Intent) -> Vec<(RequestId, SnapshotId)> {
     intent.cars.iter().filter_map(|car| car.candidates.last().map(|tail| (car.request, *tail))).collect()
@@ -186,7 +199,7 @@ pub(super) fn tag_name(class: &ClassPolicy, request: RequestId, now_ms: i64) -> 
 }
 
 /// A branch that descends from its pin; its class must allow that the pin lands without it.
-fn grew(table: &LoadedTable, candidates: &Candidates, name: &RefName) -> bool {
+pub(super) fn grew(table: &LoadedTable, candidates: &Candidates, name: &RefName) -> bool {
     let Some(head) = table.facts.head(name) else { return false };
     candidates.cars.iter().filter(|car| &car.car.source == name).all(|car| {
         car.car.class.on_source_moved == OnSourceMoved::LandPin
@@ -195,7 +208,7 @@ fn grew(table: &LoadedTable, candidates: &Candidates, name: &RefName) -> bool {
 }
 
 /// The landing commit of design section 7.
-fn landing(
+pub(super) fn landing(
     queue: &QueueId,
     train: &Train,
     table: &LoadedTable,

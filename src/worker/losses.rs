@@ -30,7 +30,7 @@ pub(super) enum Loss {
 
 impl Loss {
     /// Losses in a row that are tried again at once.
-    const fn most(self) -> u32 {
+    pub(super) const fn most(self) -> u32 {
         match self {
             Self::HeadMoved => 5,
             Self::PointerMoved => 30,
@@ -38,7 +38,7 @@ impl Loss {
         }
     }
 
-    fn reason(self) -> ReasonCode {
+    pub(super) fn reason(self) -> ReasonCode {
         match self {
             Self::HeadMoved | Self::PointerMoved => ReasonCode::HeadKeepsMoving,
             Self::Unexplained => ReasonCode::CatalogUnavailable,
@@ -55,7 +55,7 @@ impl Worker {
     }
 
     /// How often in a row this was lost, this time included.
-    fn count_loss(&self, lane: &Lane, loss: Loss) -> u32 {
+    pub(super) fn count_loss(&self, lane: &Lane, loss: Loss) -> u32 {
         let mut losses = lock(&self.losses);
         let counts = losses.entry((lane.uuid.clone(), lane.target.clone())).or_default();
         let count = counts.entry(loss).or_default();

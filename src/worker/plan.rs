@@ -64,6 +64,7 @@ impl Worker {
                 structure: table.facts.structure(),
                 format_version: table.facts.format_version,
                 reverts: None,
+                set: None,
                 state: RequestState::Queued,
                 classification: None,
                 enqueued_at_ms: self.now_ms(),

@@ -169,9 +169,9 @@ impl Worker {
         laps.done("staged and checked");
 
         match self.judge(train, &candidates, evidence).await? {
-            Checked::Passed(required) => {
+            Checked::Passed(passed) => {
                 laps.done("judged");
-                progress.add(self.land(train, staged, candidates, required).await?);
+                progress.add(self.land(train, staged, candidates, passed).await?);
             }
             Checked::Evicted => {
                 self.drop_train(train, &candidates).await?;

@@ -1,7 +1,8 @@
 //! The loop: lead, keep every table going, wait for news.
 //!
 //! Tables are worked on side by side, each at its own pace: a check that takes minutes on one of them holds
-//! up no other. All of them run in one task and share the lease.
+//! up no other. A set is given all of its tables at once, when none of them is under way: no set ever holds one
+//! table while it waits for another. All of them run in one task and share the lease.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 use super::context::Worker;
 use super::error::{Disposition, WorkerError};
 use super::protocol::Progress;
-use super::tick::{TABLES_AT_ONCE, TableWork};
+use super::tick::{Job, TABLES_AT_ONCE, Work};
 use crate::config::PolicySet;
 use crate::ledger::{LedgerFault, Watcher};
 
@@ -141,8 +142,7 @@ impl Worker {
             if !stopping && running.len() < TABLES_AT_ONCE && board.is_due(Instant::now()) {
                 match self.look(&mut board, TABLES_AT_ONCE - running.len()).await {
                     Ok((work, policies)) => running.extend(
-                        work.into_iter()
-                            .map(|(table, work)| self.one(epoch, table, work, Arc::clone(&policies))),
+                        work.into_iter().map(|(job, work)| self.one(epoch, job, work, Arc::clone(&policies))),
                     ),
                     Err(error) => board.look_failed(error)?,
                 }
@@ -162,7 +162,7 @@ impl Worker {
             let full = running.len() >= TABLES_AT_ONCE;
             let rest = if full { options.poll } else { board.rest(Instant::now()) };
             tokio::select! {
-                Some((table, result)) = running.next() => board.ended(table, result)?,
+                Some((job, result)) = running.next() => board.ended(job, result)?,
                 changed = watcher.wait_for_change(WATCH_EVERY, rest), if !stopping => {
                     if changed? {
                         board.wake();
@@ -173,12 +173,12 @@ impl Worker {
         }
     }
 
-    /// The tables that are to be started now, at most `free`.
+    /// What is to be started now, at most `free` of it.
     async fn look(
         &self,
         board: &mut Board,
         free: usize,
-    ) -> Result<(Vec<(TableUuid, TableWork)>, Arc<PolicySet>), WorkerError> {
+    ) -> Result<(Vec<(Job, Work)>, Arc<PolicySet>), WorkerError> {
         let policies = self.policies.read()?;
         let work = self.work().await?;
         Ok((board.take(work, free, Instant::now()), policies))
@@ -187,11 +187,15 @@ impl Worker {
     async fn one(
         &self,
         epoch: Epoch,
-        table: TableUuid,
-        work: TableWork,
+        job: Job,
+        work: Work,
         policies: Arc<PolicySet>,
-    ) -> (TableUuid, Result<Progress, WorkerError>) {
-        (table, self.tick_table(epoch, work, policies).await)
+    ) -> (Job, Result<Progress, WorkerError>) {
+        let result = match work {
+            Work::Table(work) => self.tick_table(epoch, work, policies).await,
+            Work::Set(set) => self.tick_set(epoch, &set, &policies).await,
+        };
+        (job, result)
     }
 }
 
@@ -203,15 +207,17 @@ enum Rest {
     GiveUp(WorkerError),
 }
 
-/// Which tables are under way, which are due, and which rest after a failure.
+/// Which tables are under way, what is due, and what rests after a failure.
 struct Board {
     options: RunOptions,
     busy: BTreeSet<TableUuid>,
-    /// To be looked at as soon as there is room; `everything` says all of them.
-    due: BTreeSet<TableUuid>,
+    /// To be looked at as soon as there is room and its tables are free; `everything` says all of them.
+    due: BTreeSet<Job>,
     everything: bool,
     next_look: Instant,
-    failures: BTreeMap<TableUuid, Failing>,
+    failures: BTreeMap<Job, Failing>,
+    /// Sets that were open at the last look.
+    sets: Vec<Job>,
     /// Failed looks at ledger and policies, which concern every table.
     failed_looks: Failing,
     /// `--drain`: why a table was given up.
@@ -249,6 +255,7 @@ impl Board {
             everything: true,
             next_look: Instant::now(),
             failures: BTreeMap::new(),
+            sets: Vec::new(),
             failed_looks: Failing::none(),
             given_up: None,
         }
@@ -262,12 +269,16 @@ impl Board {
         self.failures.values_mut().for_each(|failing| failing.until = now);
     }
 
+    fn is_free(&self, job: &Job) -> bool {
+        job.tables().iter().all(|table| !self.busy.contains(table))
+    }
+
     fn is_due(&self, now: Instant) -> bool {
         self.failed_looks.is_over(now)
             && (self.everything
                 || self.is_poll(now)
-                || self.due.iter().any(|table| !self.busy.contains(table))
-                || self.failures.iter().any(|(table, f)| f.is_over(now) && !self.busy.contains(table)))
+                || self.due.iter().any(|job| self.is_free(job))
+                || self.failures.iter().any(|(job, f)| f.is_over(now) && self.is_free(job)))
     }
 
     /// A drain ends instead of looking once more.
@@ -277,7 +288,7 @@ impl Board {
 
     /// How long nothing is due by itself; at most a poll.
     fn rest(&self, now: Instant) -> Duration {
-        let failing = self.failures.iter().filter(|(table, _)| !self.busy.contains(*table));
+        let failing = self.failures.iter().filter(|(job, _)| self.is_free(job));
         let poll = (!self.options.drain).then_some(self.next_look);
         let next = match self.failed_looks.times {
             0 => failing.map(|(_, f)| f.until).chain(poll).min(),
@@ -288,45 +299,47 @@ impl Board {
         left.clamp(SHORTEST_REST, self.options.poll.max(SHORTEST_REST))
     }
 
-    /// Takes out of `work` what is to be started now, at most `free` tables; the rest stays due.
-    fn take<W>(
-        &mut self,
-        mut work: BTreeMap<TableUuid, W>,
-        free: usize,
-        now: Instant,
-    ) -> Vec<(TableUuid, W)> {
+    /// Takes out of `work` what is to be started now, at most `free` jobs; the rest stays due. Sets come first,
+    /// so that a table which is never at rest does not keep one waiting.
+    fn take<W>(&mut self, mut work: BTreeMap<Job, W>, free: usize, now: Instant) -> Vec<(Job, W)> {
         self.failed_looks = Failing::none();
+        self.sets = work.keys().filter(|job| matches!(job, Job::Set { .. })).cloned().collect();
         if self.everything || self.is_poll(now) {
             self.everything = false;
             self.next_look = now + self.options.poll;
             self.due.extend(work.keys().cloned());
         }
-        self.failures.retain(|table, _| work.contains_key(table));
-        self.due.extend(self.failures.iter().filter(|(_, f)| f.is_over(now)).map(|(table, _)| table.clone()));
-        self.due.retain(|table| work.contains_key(table));
-        let startable = |table: &TableUuid| {
-            !self.busy.contains(table) && self.failures.get(table).is_none_or(|f| f.is_over(now))
-        };
-        let starting: Vec<TableUuid> = self.due.iter().filter(|t| startable(t)).take(free).cloned().collect();
-        // A table that rests after a failure comes back by its own time.
-        self.due.retain(|table| !starting.contains(table) && !self.failures.contains_key(table));
-        self.busy.extend(starting.iter().cloned());
-        starting.into_iter().filter_map(|table| work.remove(&table).map(|work| (table, work))).collect()
+        self.failures.retain(|job, _| work.contains_key(job));
+        self.due.extend(self.failures.iter().filter(|(_, f)| f.is_over(now)).map(|(job, _)| job.clone()));
+        self.due.retain(|job| work.contains_key(job));
+        let mut starting = Vec::new();
+        for job in self.due.clone() {
+            let rests = self.failures.get(&job).is_some_and(|f| !f.is_over(now));
+            if starting.len() < free && !rests && self.is_free(&job) {
+                self.busy.extend(job.tables().iter().cloned());
+                starting.push(job);
+            }
+        }
+        // What rests after a failure comes back by its own time.
+        self.due.retain(|job| !starting.contains(job) && !self.failures.contains_key(job));
+        starting.into_iter().filter_map(|job| work.remove(&job).map(|work| (job, work))).collect()
     }
 
-    fn ended(&mut self, table: TableUuid, result: Result<Progress, WorkerError>) -> Result<(), WorkerError> {
-        self.busy.remove(&table);
+    fn ended(&mut self, job: Job, result: Result<Progress, WorkerError>) -> Result<(), WorkerError> {
+        for table in job.tables() {
+            self.busy.remove(table);
+        }
         match result {
             Ok(progress) => {
-                self.failures.remove(&table);
+                self.failures.remove(&job);
                 if progress.changed {
-                    self.due.insert(table);
+                    self.changed(job);
                 }
             }
             Err(error) if error.disposition() != Disposition::RetryNextTick => return Err(error),
             Err(error) => {
                 let options = self.options;
-                let failing = self.failures.entry(table.clone()).or_insert_with(Failing::none);
+                let failing = self.failures.entry(job).or_insert_with(Failing::none);
                 failing.again(options);
                 tracing::warn!(failures = failing.times, "a tick failed, the next one tries again: {error}");
                 if options.drain && failing.times >= MAX_DRAIN_FAILURES {
@@ -336,6 +349,16 @@ impl Board {
             }
         }
         Ok(())
+    }
+
+    /// Looked at again, with everybody whose tables these are.
+    fn changed(&mut self, job: Job) {
+        if matches!(job, Job::Set { .. }) {
+            self.due.extend(job.tables().iter().cloned().map(Job::Table));
+        }
+        let concerned = |set: &&Job| set.tables().iter().any(|table| job.tables().contains(table));
+        self.due.extend(self.sets.iter().filter(concerned).cloned());
+        self.due.insert(job);
     }
 
     /// Ledger or policies could not be read.
@@ -388,6 +411,8 @@ fn rest_for(failures: u32, poll: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use mergeberg_kernel::ids::RequestId;
+
     use super::*;
 
     const POLL: Duration = Duration::from_secs(2);
@@ -396,16 +421,28 @@ mod tests {
         Board::new(RunOptions { drain, poll: POLL, lease_ms: 60_000 })
     }
 
-    fn table(name: &str) -> TableUuid {
-        TableUuid::new(name)
+    fn table(name: &str) -> Job {
+        Job::Table(TableUuid::new(name))
     }
 
-    fn work(names: &[&str]) -> BTreeMap<TableUuid, ()> {
-        names.iter().map(|name| (table(name), ())).collect()
+    /// `a`, or `a+b` for a set of both.
+    fn job(name: &str) -> Job {
+        match name.contains('+') {
+            false => table(name),
+            true => Job::Set { id: RequestId(1), tables: name.split('+').map(TableUuid::new).collect() },
+        }
+    }
+
+    fn name(job: &Job) -> String {
+        job.tables().iter().map(ToString::to_string).collect::<Vec<_>>().join("+")
+    }
+
+    fn work(names: &[&str]) -> BTreeMap<Job, ()> {
+        names.iter().map(|name| (job(name), ())).collect()
     }
 
     fn started(board: &mut Board, names: &[&str], free: usize, now: Instant) -> Vec<String> {
-        board.take(work(names), free, now).into_iter().map(|(table, ())| table.to_string()).collect()
+        board.take(work(names), free, now).into_iter().map(|(job, ())| name(&job)).collect()
     }
 
     fn failed() -> Result<Progress, WorkerError> {
@@ -488,5 +525,41 @@ mod tests {
             board.ended(table("a"), failed()).unwrap();
         }
         assert!(matches!(board.at_rest(), Rest::GiveUp(_)));
+    }
+
+    #[test]
+    fn a_set_waits_for_all_of_its_tables_and_then_goes_first() {
+        let mut board = board(true);
+        let now = Instant::now();
+        let all = ["a", "b", "c", "a+b"];
+        assert_eq!(started(&mut board, &["a", "c"], 8, now), ["a", "c"]);
+        board.wake();
+        assert_eq!(started(&mut board, &all, 8, now), ["b"], "one of its tables is under way");
+        board.ended(table("b"), changed(true)).unwrap();
+        assert_eq!(started(&mut board, &all, 8, now), ["b"], "what is free goes on");
+        board.ended(table("a"), changed(true)).unwrap();
+        board.ended(table("b"), changed(true)).unwrap();
+        assert_eq!(started(&mut board, &all, 8, now), ["a+b"]);
+        assert!(!board.is_due(now), "its tables wait for it, however due they are");
+        board.ended(table("c"), changed(false)).unwrap();
+        board.ended(job("a+b"), changed(true)).unwrap();
+        assert_eq!(started(&mut board, &all, 8, now), ["a+b", "c"], "again, as long as something changes");
+        board.ended(job("a+b"), changed(false)).unwrap();
+        assert_eq!(started(&mut board, &all, 8, now), ["a", "b"], "and they after it");
+    }
+
+    #[test]
+    fn a_set_is_looked_at_when_one_of_its_tables_changed() {
+        let mut board = board(true);
+        let now = Instant::now();
+        let all = ["a", "b", "c", "a+b"];
+        assert_eq!(started(&mut board, &all, 8, now), ["a+b", "c"]);
+        board.ended(job("a+b"), changed(false)).unwrap();
+        assert_eq!(started(&mut board, &all, 8, now), ["a", "b"]);
+        board.ended(table("a"), changed(false)).unwrap();
+        board.ended(table("c"), changed(true)).unwrap();
+        assert_eq!(started(&mut board, &all, 8, now), ["c"], "another table is no news to it");
+        board.ended(table("b"), changed(true)).unwrap();
+        assert_eq!(started(&mut board, &all, 8, now), ["a+b"]);
     }
 }

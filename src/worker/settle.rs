@@ -20,7 +20,7 @@ use crate::table::cleanup::{WrittenFiles, delete_files};
 use crate::table::loaded::LoadedTable;
 
 /// Times that the removal of a fence is sent within one tick.
-const MAX_FENCE_TRIES: u32 = 10;
+pub(super) const MAX_FENCE_TRIES: u32 = 10;
 
 /// What the catalog shows of a landing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,11 @@ impl Worker {
     pub(super) async fn settle_lane(&self, epoch: Epoch, lane: &Lane) -> Result<bool, WorkerError> {
         for landing in self.ledger.open_intents().await? {
             if landing.intent.table_uuid == lane.uuid && landing.intent.target == lane.target {
-                self.settle_one(epoch, &landing.intent, "the landing was not applied").await?;
+                let why = "the landing was not applied";
+                match landing.intent.set {
+                    Some(set) => self.settle_set(epoch, set, why).await?,
+                    None => self.settle_one(epoch, &landing.intent, why).await?,
+                };
             }
         }
         let open = self.ledger.open_intents().await?;
@@ -82,7 +86,7 @@ impl Worker {
         }
     }
 
-    async fn find_out(&self, intent: &Intent) -> Result<Finding, WorkerError> {
+    pub(super) async fn find_out(&self, intent: &Intent) -> Result<Finding, WorkerError> {
         let mut tries = 0;
         let mut removed = false;
         loop {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::stream::{self, StreamExt};
 use mergeberg_kernel::admission::StructureStanding;
-use mergeberg_kernel::ids::{Epoch, RefName, TableUuid};
+use mergeberg_kernel::ids::{Epoch, RefName, RequestId, TableUuid};
 use mergeberg_kernel::policy::TablePolicy;
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::{RequestEvent, RequestState};
@@ -14,11 +14,13 @@ use serde_json::json;
 use super::context::{Lane, Worker};
 use super::error::{Disposition, WorkerError};
 use super::foreign::TargetStanding;
+use super::gather::Gathered;
 use super::judge::waits_for_its_check;
 use super::own_sources::lacks_its_branch;
 use super::protocol::Progress;
+use super::structure::Structures;
 use crate::config::PolicySet;
-use crate::ledger::{Change, RequestRow, TargetHead, Waiting};
+use crate::ledger::{Change, OpenSet, RequestRow, TargetHead, Waiting};
 use crate::table::catalog::CatalogError;
 use crate::table::loaded::LoadedTable;
 
@@ -33,32 +35,87 @@ pub(super) struct TableWork {
     quiet: Vec<Lane>,
 }
 
+/// What is worked on as one: a table, or a set of several.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Job {
+    Set {
+        id: RequestId,
+        /// In the order in which they are worked on.
+        tables: Vec<TableUuid>,
+    },
+    Table(TableUuid),
+}
+
+impl Job {
+    pub fn tables(&self) -> &[TableUuid] {
+        match self {
+            Self::Set { id: _, tables } => tables,
+            Self::Table(table) => std::slice::from_ref(table),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Work {
+    Table(TableWork),
+    Set(OpenSet),
+}
+
+/// What a look at a lane came to.
+pub(super) enum Look {
+    /// Nothing can leave now.
+    Done(Progress),
+    Ready(Box<Gathered>, Structures),
+}
+
+/// Who looks at a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Looking {
+    ForTrains,
+    ForSet,
+}
+
 impl Worker {
-    /// Every table that there is something to do for. One table has one entry, whatever names it went by:
-    /// its lanes share one catalog pointer and are served in turn.
-    pub(super) async fn work(&self) -> Result<BTreeMap<TableUuid, TableWork>, WorkerError> {
-        let mut work: BTreeMap<TableUuid, TableWork> = BTreeMap::new();
+    /// Everything that there is something to do for: tables and sets. One table has one entry, whatever names it
+    /// went by: its lanes share one catalog pointer and are served in turn.
+    pub(super) async fn work(&self) -> Result<BTreeMap<Job, Work>, WorkerError> {
+        let mut tables: BTreeMap<TableUuid, TableWork> = BTreeMap::new();
         for (table, uuid, target) in self.ledger.open_tables().await? {
-            work.entry(uuid.clone()).or_default().open.push(Lane { table, uuid, target });
+            tables.entry(uuid.clone()).or_default().open.push(Lane { table, uuid, target });
         }
         for TargetHead { table, table_uuid: uuid, target, .. } in self.ledger.target_heads().await? {
-            let work = work.entry(uuid.clone()).or_default();
+            let work = tables.entry(uuid.clone()).or_default();
             if work.open.iter().all(|open| open.target != target) {
                 work.quiet.push(Lane { table, uuid, target });
             }
         }
-        Ok(work)
+        let mut all: BTreeMap<Job, Work> =
+            tables.into_iter().map(|(uuid, work)| (Job::Table(uuid), Work::Table(work))).collect();
+        for set in self.ledger.open_sets().await? {
+            let tables = set.lanes.iter().map(|(_, uuid, _)| uuid.clone()).collect();
+            all.insert(Job::Set { id: set.id, tables }, Work::Set(set));
+        }
+        Ok(all)
     }
 
-    /// One look at everything. Takes no input and may run twice.
+    /// One look at everything: tables side by side, then sets in arrival order. Takes no input and may run twice.
     pub async fn tick(&self, epoch: Epoch) -> Result<Progress, WorkerError> {
         let policies = self.policies.read()?;
-        let work = self.work().await?;
-        let results: Vec<Result<Progress, WorkerError>> = stream::iter(work.into_values())
+        let (mut tables, mut sets) = (Vec::new(), Vec::new());
+        for work in self.work().await?.into_values() {
+            match work {
+                Work::Table(work) => tables.push(work),
+                Work::Set(set) => sets.push(set),
+            }
+        }
+        let mut results: Vec<Result<Progress, WorkerError>> = stream::iter(tables)
             .map(|work| self.tick_table(epoch, work, Arc::clone(&policies)))
             .buffer_unordered(TABLES_AT_ONCE)
             .collect()
             .await;
+        for set in &sets {
+            results.push(self.tick_set(epoch, set, &policies).await);
+        }
         let mut progress = Progress::default();
         let mut failed: Option<WorkerError> = None;
         for result in results {
@@ -123,18 +180,45 @@ impl Worker {
         lane: &Lane,
         policy: &Arc<TablePolicy>,
     ) -> Result<Progress, WorkerError> {
+        let (mut gathered, structures) =
+            match self.look_at_lane(epoch, lane, policy, Looking::ForTrains).await? {
+                Look::Done(progress) => return Ok(progress),
+                Look::Ready(gathered, structures) => (*gathered, structures),
+            };
+        // A train waits for the disk most of its time; meanwhile the sources of the next one are read.
+        let table = Arc::clone(&gathered.table);
+        let next = std::mem::take(&mut gathered.next_sources);
+        let (progress, ()) =
+            tokio::join!(self.run_train(epoch, gathered, &structures), self.read_ahead(&table, &next));
+        progress
+    }
+
+    /// Settles what is open, watches the target, and gathers what its next train is planned from.
+    pub(super) async fn look_at_lane(
+        &self,
+        epoch: Epoch,
+        lane: &Lane,
+        policy: &Arc<TablePolicy>,
+        looking: Looking,
+    ) -> Result<Look, WorkerError> {
         match self.find_table(lane).await? {
             Found::Table => {}
             Found::Refuse(code, text) => {
-                return self.all_waiting(epoch, lane, RequestEvent::Refuse(code), &text).await;
+                return self
+                    .all_waiting(epoch, lane, RequestEvent::Refuse(code), &text)
+                    .await
+                    .map(Look::Done);
             }
             Found::Hold(code, text) => {
-                return self.all_waiting(epoch, lane, RequestEvent::Hold(code), &text).await;
+                return self.all_waiting(epoch, lane, RequestEvent::Hold(code), &text).await.map(Look::Done);
             }
         }
         if !self.settle_lane(epoch, lane).await? {
             let text = "the outcome of a landing is not known yet";
-            return self.all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TableHeld), text).await;
+            return self
+                .all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TableHeld), text)
+                .await
+                .map(Look::Done);
         }
         // Before the table: a request that comes in between pinned a head that an older table does not show,
         // and would be taken for one whose branch was reset or removed (rule S2).
@@ -143,7 +227,7 @@ impl Worker {
         let table = match self.catalog.load(&lane.table).await {
             Ok(table) if table.facts.uuid == lane.uuid => table,
             Ok(_) | Err(CatalogError::NotFound(_)) => {
-                return Ok(Progress { landed: 0, changed: true });
+                return Ok(Look::Done(Progress { landed: 0, changed: true }));
             }
             Err(error) => return Err(error.into()),
         };
@@ -152,19 +236,22 @@ impl Worker {
             let text =
                 format!("queue {other} has claimed {}; this one is {}", lane.table, self.ledger.queue_id());
             let event = RequestEvent::Hold(ReasonCode::ClaimedElsewhere);
-            return self.all_waiting(epoch, lane, event, &text).await;
+            return self.all_waiting(epoch, lane, event, &text).await.map(Look::Done);
         }
         if let TargetStanding::Rewound { known, now } = self.watch_target(lane, &table, policy).await? {
             let now = now.map_or("gone".to_owned(), |id| format!("at snapshot {id}"));
             let text =
                 format!("the target was at snapshot {known} and is {now}, which does not descend from it");
-            return self.all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TargetRewound), &text).await;
+            return self
+                .all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TargetRewound), &text)
+                .await
+                .map(Look::Done);
         }
         if table.facts.head(&lane.target).is_none() && !is_first_publish(&table, lane) {
             // It was there at enqueue: whoever removed it may put it back.
             let text = format!("there is no branch '{}' in {} any more", lane.target, lane.table);
             let event = RequestEvent::Hold(ReasonCode::TargetNotFound);
-            return self.all_waiting(epoch, lane, event, &text).await;
+            return self.all_waiting(epoch, lane, event, &text).await.map(Look::Done);
         }
         let structures = self.structures(lane, &table, &policy.digest()).await?;
         let now_ms = self.now_ms();
@@ -175,15 +262,17 @@ impl Worker {
             // Set again by the next look at the table.
             .filter(|row| !lacks_its_branch(&table.facts, self.ledger.queue_id(), row))
             .collect();
-        if waiting.is_empty() {
-            return Ok(Progress::default());
+        // Nobody but sets, which have ticks of their own.
+        let no_train = looking == Looking::ForTrains && waiting.iter().all(|row| row.set.is_some());
+        if waiting.is_empty() || no_train {
+            return Ok(Look::Done(Progress::default()));
         }
-        let mut gathered = match self.gather(lane, table, Arc::clone(policy), waiting, &structures).await {
+        let gathered = match self.gather(lane, table, Arc::clone(policy), waiting, &structures).await {
             Ok(gathered) => gathered,
             Err(WorkerError::Table(error)) if error.is_own_fault() => {
                 // The target's own history cannot be read: nobody's request is at fault.
                 let event = RequestEvent::Hold(ReasonCode::TableUnreadable);
-                return self.all_waiting(epoch, lane, event, &error.to_string()).await;
+                return self.all_waiting(epoch, lane, event, &error.to_string()).await.map(Look::Done);
             }
             Err(error) => return Err(error),
         };
@@ -192,12 +281,7 @@ impl Worker {
                 self.open_review(lane, &gathered.table, &structures, structure).await?;
             }
         }
-        // A train waits for the disk most of its time; meanwhile the sources of the next one are read.
-        let table = Arc::clone(&gathered.table);
-        let next = std::mem::take(&mut gathered.next_sources);
-        let (progress, ()) =
-            tokio::join!(self.run_train(epoch, gathered, &structures), self.read_ahead(&table, &next));
-        progress
+        Ok(Look::Ready(Box::new(gathered), structures))
     }
 
     /// The lane's waiting requests. What cannot be read is told and left out (case O36).
@@ -282,7 +366,7 @@ impl Worker {
     }
 }
 
-fn is_retried(error: &WorkerError) -> bool {
+pub(super) fn is_retried(error: &WorkerError) -> bool {
     error.disposition() == Disposition::RetryNextTick
 }
 

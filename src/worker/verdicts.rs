@@ -2,7 +2,7 @@
 
 use mergeberg_kernel::admission::{Car, Verdict};
 use mergeberg_kernel::classify::Witness;
-use mergeberg_kernel::ids::{Epoch, RequestId, TrainId};
+use mergeberg_kernel::ids::{Epoch, RequestId, SnapshotId, TrainId};
 use mergeberg_kernel::state::{RequestEvent, RequestState};
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use super::context::Worker;
 use super::error::WorkerError;
 use super::gather::Gathered;
 use super::stage::CarFailure;
-use crate::ledger::Change;
+use crate::ledger::{Change, RequestRow};
 
 impl Worker {
     /// Records what becomes of those who are not in the train. True when any state changed.
@@ -24,45 +24,14 @@ impl Worker {
         let mut changed = false;
         for (request, verdict) in verdicts {
             let Some(row) = gathered.rows.iter().find(|row| row.id == *request) else { continue };
-            let mut classification = None;
-            let (event, detail) = match verdict {
-                Verdict::Hold { code, text, witnesses } => {
-                    let told = detail(text, witnesses);
-                    // Who is ahead may have changed while the reason did not.
-                    if row.state == RequestState::Held(*code) && row.detail.as_ref() == Some(&told) {
-                        continue;
-                    }
-                    (RequestEvent::Hold(*code), told)
-                }
-                Verdict::Refuse { code, text, class, witnesses } => {
-                    classification = class.map(|class| class.word().to_owned());
-                    (RequestEvent::Refuse(*code), detail(text, witnesses))
-                }
-                Verdict::AlreadyPublished { text } => {
-                    classification = Some("already-published".to_owned());
-                    (RequestEvent::FindPublished, detail(text, &[]))
-                }
-                Verdict::Withdraw { code, text } => (RequestEvent::Withdraw(*code), detail(text, &[])),
-                Verdict::InReview { text } => {
-                    if row.state == RequestState::InReview {
-                        continue;
-                    }
-                    classification = Some("structural".to_owned());
-                    (RequestEvent::AskReview, detail(text, &[]))
-                }
-                Verdict::Repin { to } => {
-                    self.ledger.repin(epoch, *request, *to, self.now_ms()).await?;
+            match answer(row, verdict) {
+                Answer::AsItIs => {}
+                Answer::Change(change) => changes.push(change),
+                Answer::Repin(to) => {
+                    self.ledger.repin(epoch, *request, to, self.now_ms()).await?;
                     changed = true;
-                    continue;
                 }
-            };
-            changes.push(Change {
-                request: *request,
-                event,
-                train: None,
-                classification,
-                detail: Some(detail),
-            });
+            }
         }
         if !changes.is_empty() {
             self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
@@ -74,9 +43,17 @@ impl Worker {
     }
 
     pub(super) async fn admit(&self, epoch: Epoch, train: &TrainId, cars: &[Car]) -> Result<(), WorkerError> {
+        self.admit_each(epoch, cars.iter().map(|car| (train, car))).await
+    }
+
+    /// Cars of one train, or of the several of a set: all of them, or none.
+    pub(super) async fn admit_each(
+        &self,
+        epoch: Epoch,
+        cars: impl Iterator<Item = (&TrainId, &Car)>,
+    ) -> Result<(), WorkerError> {
         let changes: Vec<Change> = cars
-            .iter()
-            .map(|car| Change {
+            .map(|(train, car)| Change {
                 request: car.request,
                 event: RequestEvent::Admit,
                 train: Some(train.clone()),
@@ -139,6 +116,46 @@ impl Worker {
         self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
         Ok(())
     }
+}
+
+/// A verdict in the ledger's words.
+pub(super) enum Answer {
+    /// Nothing is new.
+    AsItIs,
+    Change(Change),
+    Repin(SnapshotId),
+}
+
+pub(super) fn answer(row: &RequestRow, verdict: &Verdict) -> Answer {
+    let mut classification = None;
+    let (event, detail) = match verdict {
+        Verdict::Hold { code, text, witnesses } => {
+            let told = detail(text, witnesses);
+            // Who is ahead may have changed while the reason did not.
+            if row.state == RequestState::Held(*code) && row.detail.as_ref() == Some(&told) {
+                return Answer::AsItIs;
+            }
+            (RequestEvent::Hold(*code), told)
+        }
+        Verdict::Refuse { code, text, class, witnesses } => {
+            classification = class.map(|class| class.word().to_owned());
+            (RequestEvent::Refuse(*code), detail(text, witnesses))
+        }
+        Verdict::AlreadyPublished { text } => {
+            classification = Some("already-published".to_owned());
+            (RequestEvent::FindPublished, detail(text, &[]))
+        }
+        Verdict::Withdraw { code, text } => (RequestEvent::Withdraw(*code), detail(text, &[])),
+        Verdict::InReview { text } => {
+            if row.state == RequestState::InReview {
+                return Answer::AsItIs;
+            }
+            classification = Some("structural".to_owned());
+            (RequestEvent::AskReview, detail(text, &[]))
+        }
+        Verdict::Repin { to } => return Answer::Repin(*to),
+    };
+    Answer::Change(Change { request: row.id, event, train: None, classification, detail: Some(detail) })
 }
 
 pub(super) fn detail(text: &str, witnesses: &[Witness]) -> Value {

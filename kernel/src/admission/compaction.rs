@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 
+use super::set::{self, PartTurn};
 use super::{RequestFacts, Riding, TargetPlan, TrainPlan, Verdict, as_ahead, in_order, is_aged, take};
 use crate::classify::{TargetSide, Witness, blocked_by_ahead};
 use crate::ids::RequestId;
@@ -24,7 +25,8 @@ pub(super) fn join(waiting: &[RequestFacts], target: &TargetPlan<'_>, plan: &mut
         .iter()
         .filter(|facts| !facts.class.is_compaction() && !has_ended(facts.request, plan))
         .collect();
-    let idle = plan.cars.is_empty();
+    let set_is_next = plan.parts.iter().any(|(_, turn)| matches!(turn, PartTurn::Next(_)));
+    let idle = plan.cars.is_empty() && !set_is_next;
     let mut train = TrainPlan::default();
     let mut state = Riding::default();
     for facts in compactions {
@@ -50,6 +52,7 @@ pub(super) fn join(waiting: &[RequestFacts], target: &TargetPlan<'_>, plan: &mut
     if !train.cars.is_empty() {
         plan.next = plan.cars.iter().map(|car| car.request).collect();
         plan.cars = train.cars;
+        set::put_off(plan);
     }
 }
 

@@ -17,6 +17,7 @@ mod policies;
 mod properties;
 mod records;
 mod rules;
+mod sets;
 mod statements;
 mod states;
 mod structures;

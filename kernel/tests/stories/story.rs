@@ -479,6 +479,7 @@ impl Merge<'_> {
             broken: None,
             unread: None,
             target_side: Arc::new(self.target_side()),
+            part: None,
         }
     }
 }

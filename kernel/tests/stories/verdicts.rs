@@ -20,6 +20,7 @@ pub fn evidence(requests: &[i64], check: &str, result: CheckResult, violations: 
             scope: "1 partition".to_owned(),
             measured: Vec::new(),
             sample: Vec::new(),
+            inputs: Vec::new(),
             violations: violations
                 .iter()
                 .map(|(requests, with_base)| Violation {

@@ -52,8 +52,8 @@ impl RestCatalog {
                 }
                 // Another 2xx, 5xx: it may be applied, or still be under way.
                 Ok(reply) => lost = Some(reply.told()),
-                Err(Failure::NotSent(text)) if lost.is_none() => {
-                    return not_applied(self.server.unanswered(&Failure::NotSent(text)));
+                Err(failure @ (Failure::NotSent(_) | Failure::NoToken(_))) if lost.is_none() => {
+                    return not_applied(self.server.unanswered(&failure));
                 }
                 Err(failure) => lost = Some(failure.text().to_owned()),
             }

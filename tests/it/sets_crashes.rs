@@ -1,0 +1,112 @@
+//! A worker process is killed at every named step of the protocol while it carries a set, and started again: the set has
+//! landed whole, once.
+
+use mergeberg::worker::step::Step;
+use mergeberg_kernel::ids::RequestId;
+
+use crate::support::child::SHORT_LEASE;
+use crate::support::mall::{Mall, RELEASES, policy};
+use crate::support::{House, ORDERS, branch, order};
+
+/// Steps that every set passes.
+const ALWAYS: [Step; 12] = [
+    Step::Admitted,
+    Step::CandidatesWritten,
+    Step::TrainRecorded,
+    Step::StagingFileWritten,
+    Step::StagingSwapped,
+    Step::Staged,
+    Step::EvidenceRecorded,
+    Step::IntentWritten,
+    Step::LandingFileWritten,
+    Step::LandingSwapped,
+    Step::Landed,
+    Step::ReceiptWritten,
+];
+
+const ONCE: &str = r#"
+[[check]]
+id = "once"
+type = "duplicate-key"
+columns = ["order_id", "order_date"]
+
+[[class]]
+name = "release"
+prefix = "release/"
+overlap = "allow-with-duplicate-check"
+checks = ["once"]
+after-landing = "drop"
+"#;
+
+async fn mall(items: &str) -> Mall {
+    let orders = House::in_real_time(&policy(ORDERS, RELEASES), SHORT_LEASE).await;
+    Mall::around(orders, items, RELEASES).await
+}
+
+impl Mall {
+    /// Neither missing, nor twice, nor by halves; nothing is left of the worker that died.
+    async fn assert_ends(&self, set: &[RequestId], states: [&str; 2], times: usize, at: Step) {
+        assert_eq!(self.orders.states(set).await, states, "killed at {}", at.name());
+        for house in &self.all()[..2] {
+            let found = house.keys("main").await.iter().filter(|key| **key == 50).count();
+            assert_eq!(found, times, "{} killed at {}", house.table, at.name());
+            let table = house.loaded().await;
+            let mut reachable = std::collections::BTreeSet::new();
+            for reference in table.facts.refs.values() {
+                reachable.extend(table.facts.snapshots.chain(reference.snapshot_id).ids);
+            }
+            for snapshot in table.facts.snapshots.iter() {
+                let ours = snapshot.summary.contains_key(mergeberg::worker::stage::REQUEST_KEY);
+                assert!(
+                    !ours || reachable.contains(&snapshot.id),
+                    "{} is left, killed at {}",
+                    snapshot.id,
+                    at.name()
+                );
+            }
+            let handed_over = table.facts.head(&branch("release/1")).is_none();
+            assert_eq!(handed_over, times == 1, "{} killed at {}", house.table, at.name());
+        }
+        self.assert_sound().await;
+        self.orders.balanced_report();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_set_survives_a_crash_at_each_step() {
+    for step in ALWAYS {
+        let mall = mall(RELEASES).await;
+        mall.write(&mall.all()[..2], "release/1", 50).await;
+        let set = mall.orders.enqueue_set(&mall.all()[..2], "release/1").await;
+        assert!(mall.orders.drain_in_child(Some(step.name())), "killed at {}", step.name());
+        mall.orders.drain_in_child(None);
+        mall.assert_ends(&set, ["landed", "landed"], 1, step).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_set_that_is_refused_leaves_nothing_behind_wherever_its_worker_dies() {
+    for step in [Step::EvidenceRecorded, Step::Evicted, Step::DroppingFileWritten, Step::DroppingSwapped] {
+        let mall = mall(ONCE).await;
+        mall.write(&mall.all()[..2], "release/1", 50).await;
+        mall.items.append("release/1", &[order(2, 21)]).await;
+        let set = mall.orders.enqueue_set(&mall.all()[..2], "release/1").await;
+        assert!(mall.orders.drain_in_child(Some(step.name())), "killed at {}", step.name());
+        mall.orders.drain_in_child(None);
+        let states = ["refused(set-part-failed)", "refused(duplicate-key)"];
+        mall.assert_ends(&set, states, 0, step).await;
+    }
+}
+
+/// Killed again and again: each successor goes on from what the catalog shows.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_set_through_every_crash_in_turn() {
+    let mall = mall(RELEASES).await;
+    mall.write(&mall.all()[..2], "release/1", 50).await;
+    let set = mall.orders.enqueue_set(&mall.all()[..2], "release/1").await;
+    for step in ALWAYS.into_iter().take_while(|step| *step != Step::Landed) {
+        assert!(mall.orders.drain_in_child(Some(step.name())), "killed at {}", step.name());
+    }
+    mall.orders.drain_in_child(None);
+    mall.assert_ends(&set, ["landed", "landed"], 1, Step::LandingSwapped).await;
+}
