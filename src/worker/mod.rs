@@ -5,6 +5,7 @@
 
 mod ages;
 mod ahead;
+mod board;
 pub mod check;
 pub mod context;
 pub mod error;
@@ -24,6 +25,7 @@ mod rewrites;
 pub mod run;
 mod set_landing;
 mod set_run;
+mod set_settle;
 mod set_tick;
 pub mod settle;
 pub mod stage;

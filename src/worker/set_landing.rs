@@ -1,4 +1,4 @@
-//! A set's intents, its one landing commit, verification, receipts; and what is read when that is not known.
+//! A set's intents, its one landing commit, verification, receipts.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::landing::{grew, intent_of, landing};
 use super::losses::{Loss, conflict};
 use super::protocol::{MAX_POINTER_RETRIES, Progress};
 use super::set_run::Part;
-use super::settle::{Finding, MAX_FENCE_TRIES, read_outcome};
+use super::settle::{Finding, read_outcome};
 use super::step::{Step, reached};
 use crate::ledger::{Change, Intent};
 use crate::table::catalog::{CommitOutcome, SetOutcome, TableChange};
@@ -239,87 +239,5 @@ impl Worker {
             self.pause(times).await;
         }
         Ok(Progress { landed: 0, changed: again })
-    }
-
-    /// Settles the open intents of a set, all of them or none. `why` is what its parts are told, should it not have
-    /// landed.
-    pub(super) async fn settle_set(
-        &self,
-        epoch: Epoch,
-        set: RequestId,
-        why: &str,
-    ) -> Result<Progress, WorkerError> {
-        let _alone = self.settling.lock().await;
-        let mut intents = self.ledger.open_set_intents(set).await?;
-        intents.sort_by(|one, other| one.table_uuid.cmp(&other.table_uuid));
-        if intents.is_empty() {
-            // Another of its lanes was first.
-            return Ok(Progress { landed: 0, changed: true });
-        }
-        match self.find_out_set(set, &intents).await? {
-            Finding::Landed | Finding::RolledBack => {
-                self.ledger.settle_set_landed(epoch, set, self.now_ms()).await?;
-                Ok(Progress { landed: intents.len(), changed: true })
-            }
-            Finding::NotLanded => {
-                self.ledger.settle_set_not_landed(epoch, set, self.now_ms(), why).await?;
-                Ok(Progress { landed: 0, changed: true })
-            }
-            Finding::Replaced | Finding::Unknown => {
-                tracing::error!(%set, "the outcome of a set's landing is unknown; its targets are held");
-                self.ledger.mark_set_unknown(epoch, set, self.now_ms()).await?;
-                Ok(Progress::default())
-            }
-        }
-    }
-
-    /// The landing requires every fence, so the removal of one proves that it has not happened and never will, on any
-    /// table. None is removed while a table shows that it has.
-    async fn find_out_set(&self, set: RequestId, intents: &[Intent]) -> Result<Finding, WorkerError> {
-        let mut landed: Vec<String> = Vec::new();
-        for tries in 1..=MAX_FENCE_TRIES {
-            let mut rolled_back = 0;
-            let mut first_without: Option<(&Intent, bool)> = None;
-            landed.clear();
-            for intent in intents {
-                let table = self.catalog.load(&intent.table).await?;
-                if table.facts.uuid != intent.table_uuid {
-                    // The name belongs to another table now; what became of ours cannot be read from it.
-                    return Ok(Finding::Unknown);
-                }
-                let fenced = table.facts.head(&intent.temp_ref).is_some();
-                // The landing takes the fence away, so where it stands nothing has landed, whoever moved the target.
-                let seen = if fenced { Finding::NotLanded } else { read_outcome(&table, intent) };
-                match seen {
-                    Finding::Landed => landed.push(intent.table.to_string()),
-                    Finding::RolledBack => rolled_back += 1,
-                    Finding::Replaced => return Ok(Finding::Replaced),
-                    Finding::NotLanded | Finding::Unknown => {
-                        // One whose fence still stands can be asked for sure.
-                        if first_without.is_none_or(|(_, asked)| fenced && !asked) {
-                            first_without = Some((intent, fenced));
-                        }
-                    }
-                }
-            }
-            match first_without {
-                None if landed.is_empty() && rolled_back > 0 => return Ok(Finding::RolledBack),
-                None => return Ok(Finding::Landed),
-                Some((intent, _)) if landed.is_empty() => match self.find_out(intent).await? {
-                    // It was under way: the others show it too, or will.
-                    Finding::Landed | Finding::RolledBack => {}
-                    finding => return Ok(finding),
-                },
-                // The nodes of a catalog may show one commit one after the other.
-                Some(_) => {}
-            }
-            self.pause(tries).await;
-        }
-        tracing::error!(
-            %set,
-            "the catalog moved {} and not the other tables of the set: its commit to several tables is none",
-            landed.join(", ")
-        );
-        Ok(Finding::Unknown)
     }
 }

@@ -110,3 +110,28 @@ async fn one_set_through_every_crash_in_turn() {
     mall.orders.drain_in_child(None);
     mall.assert_ends(&set, ["landed", "landed"], 1, Step::LandingSwapped).await;
 }
+
+/// A table that is dropped takes its set with it, and holds no other table.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_is_dropped_under_an_open_landing_holds_nobody() {
+    for step in [Step::IntentWritten, Step::LandingSwapped] {
+        let mall = mall(RELEASES).await;
+        mall.write(&mall.all()[..2], "release/1", 50).await;
+        let set = mall.orders.enqueue_set(&mall.all()[..2], "release/1").await;
+        assert!(mall.orders.drain_in_child(Some(step.name())), "killed at {}", step.name());
+        mall.orders.catalog.drop_table(&mall.items.table).await.unwrap();
+        mall.orders.append_on_new("ingest/a", &[order(61, 24)]).await;
+        let single = mall.orders.enqueue("ingest/a").await;
+        // What is left of the other table is asked for in vain.
+        mall.orders.drain().await;
+        let landed = step == Step::LandingSwapped;
+        assert_eq!(mall.orders.state(single).await, "landed", "killed at {}", step.name());
+        assert_eq!(mall.orders.keys("main").await.contains(&50), landed);
+        let states = mall.orders.states(&set).await;
+        match landed {
+            true => assert_eq!(states, ["landed", "landed"]),
+            false => assert_eq!(states, ["refused(set-part-failed)", "refused(table-not-found)"]),
+        }
+        mall.orders.assert_sound().await;
+    }
+}
