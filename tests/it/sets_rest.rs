@@ -306,6 +306,36 @@ async fn rule_s4_a_fence_is_refused_at_enqueue_where_the_catalog_has_none() {
     assert!(pair.orders().ledger.requests(&Default::default()).await.unwrap().is_empty());
 }
 
+/// Over Apache Polaris, whose commit to several tables is one transaction of its metastore.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_set_lands_over_polaris_and_no_reader_sees_half() {
+    let Some((orders, polaris, _)) = House::over_polaris(&policy(ORDERS, RELEASES)).await else { return };
+    let name: TableName = ITEMS.parse().unwrap();
+    polaris.create_table(&name, &House::orders_definition()).await;
+    // Both tables by one who may write both.
+    let all = Arc::new(polaris.client().await);
+    let dir = tempfile::TempDir::new().unwrap();
+    std::fs::create_dir(dir.path().join("policies")).unwrap();
+    std::fs::write(dir.path().join("policies/orders.toml"), policy(ORDERS, RELEASES)).unwrap();
+    let (ledger, clock) = (orders.ledger.clone(), Arc::clone(&orders.clock));
+    let both = House::assemble(dir, all, ledger, clock, orders.table.clone());
+    let items = both.seen_as(name, &policy(ITEMS, RELEASES));
+    items.append("main", &[order(1, 20)]).await;
+    for house in [&both, &items] {
+        house.append_on_new("release/1", &[order(50, 22)]).await;
+        house.append("main", &[order(90, 25)]).await;
+    }
+    let set = both.enqueue_set(&[&both, &items], "release/1").await;
+    let reader = Reader::watch(Arc::new(polaris.client().await), &both.table, &items.table).await;
+    both.drain().await;
+    assert_eq!(reader.ends().await, Vec::<String>::new());
+    assert_eq!(both.states(&set).await, ["landed"; 2]);
+    for house in [&both, &items] {
+        assert!(house.keys("main").await.contains(&50));
+        house.assert_sound().await;
+    }
+}
+
 /// Over the Iceberg project's own server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_set_lands_over_the_reference_server() {
