@@ -1,11 +1,15 @@
 //! A worker process is killed at every named step of the protocol while it carries a set, and started again: the set has
 //! landed whole, once.
 
+use std::sync::Arc;
+
+use mergeberg::table::catalog::Catalog;
 use mergeberg::worker::step::Step;
 use mergeberg_kernel::ids::RequestId;
 
 use crate::support::child::SHORT_LEASE;
-use crate::support::mall::{Mall, RELEASES, policy};
+use crate::support::mall::{ITEMS, Mall, RELEASES, Reader, policy};
+use crate::support::postgres::OnPostgres;
 use crate::support::{House, ORDERS, branch, order};
 
 /// Steps that every set passes.
@@ -134,4 +138,35 @@ async fn a_table_that_is_dropped_under_an_open_landing_holds_nobody() {
         }
         mall.orders.assert_sound().await;
     }
+}
+
+/// The same on PostgreSQL: pointers and intents of all tables move in one transaction each.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_set_on_postgresql_lands_whole_wherever_its_worker_dies() {
+    let Some(on) = OnPostgres::orders(&policy(ORDERS, RELEASES), SHORT_LEASE).await else { return };
+    let orders = &on.house;
+    let items = orders.beside(ITEMS, &policy(ITEMS, RELEASES)).await;
+    let both = [orders, &items];
+    for (id, step) in
+        (50..).zip([Step::Staged, Step::IntentWritten, Step::LandingFileWritten, Step::LandingSwapped])
+    {
+        let name = format!("release/{id}");
+        for house in both {
+            house.append_on_new(&name, &[order(id, 22)]).await;
+            house.append("main", &[order(id + 1_000, 25)]).await;
+        }
+        let set = orders.enqueue_set(&both, &name).await;
+        let catalog = Arc::clone(&orders.catalog) as Arc<dyn Catalog>;
+        let reader = Reader::watch(catalog, &orders.table, &items.table).await;
+        assert!(orders.drain_in_child(Some(step.name())), "killed at {}", step.name());
+        orders.drain_in_child(None);
+        assert_eq!(reader.ends().await, Vec::<String>::new(), "killed at {}", step.name());
+        assert_eq!(orders.states(&set).await, ["landed"; 2], "killed at {}", step.name());
+        for house in both {
+            assert_eq!(house.keys("main").await.iter().filter(|key| **key == id).count(), 1);
+            house.assert_sound().await;
+        }
+    }
+    orders.balanced_report();
+    on.end().await;
 }
