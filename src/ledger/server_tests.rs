@@ -5,12 +5,11 @@ use std::time::{Duration, Instant};
 
 use mergeberg_kernel::ids::Epoch;
 use mergeberg_kernel::reason::ReasonCode;
-use mergeberg_kernel::state::RequestEvent;
 use sqlx::AssertSqlSafe;
 use sqlx::Executor as _;
 
 use super::super::testing::{Home, enqueue, new_request, succeed};
-use super::super::{Change, Enqueued, LedgerFault, MIGRATE_COMMAND, NewRequest};
+use super::super::{Enqueued, LedgerFault, MIGRATE_COMMAND, NewRequest};
 use super::*;
 use crate::database::testing::TestServer;
 
@@ -209,72 +208,6 @@ async fn what_is_wrong_with_the_server_is_told_with_a_next_step() {
     succeed(&looking, "three", 1_000, 0).await;
     server.end().await;
     server.admin(format!("DROP ROLE {role}")).await;
-}
-
-/// A session's end is the leader's end, whatever it still believes (case O40).
-#[tokio::test]
-async fn case_o40_a_lost_connection_loses_the_lead() {
-    let Some(server) = TestServer::find() else { return };
-    let ledger = Ledger::open_or_create(server.database().await).await.unwrap();
-    let other = Ledger::open(ledger.place()).await.unwrap();
-    let id = enqueue(&ledger, "ingest/a", 1).await;
-    let admit = [Change::new(id, RequestEvent::Admit)];
-    let epoch = ledger.lead("one", 60_000, 0).await.unwrap().unwrap();
-    assert_eq!(other.lead("two", 60_000, 0).await.unwrap(), None);
-    ledger.apply(Some(epoch), &admit, 1).await.unwrap();
-
-    let pid: i64 = query("SELECT session_pid FROM committer").scalar(&ledger.readers).await.unwrap();
-    raw(server_of(&ledger), &format!("SELECT pg_terminate_backend({pid})")).await;
-
-    // Nobody has taken over, and yet it writes nothing more: others may begin at any moment.
-    let requeue = [Change::new(id, RequestEvent::Requeue)];
-    let error = loop {
-        match ledger.apply(Some(epoch), &requeue, 2).await {
-            // The server ends it a moment later.
-            Ok(_) => ledger.apply(Some(epoch), &admit, 2).await.map(drop).unwrap_or_default(),
-            Err(error) => break error,
-        }
-    };
-    assert!(matches!(error, LedgerError::Deposed { leader: None, .. }), "{error}");
-    assert_eq!(ledger.leader().await.unwrap(), None);
-    let error = ledger.renew(epoch, 3).await.unwrap_err();
-    assert!(matches!(error, LedgerError::Deposed { .. }), "{error}");
-    assert_eq!(other.lead("two", 60_000, 4).await.unwrap(), Some(Epoch(2)));
-    assert!(matches!(ledger.renew(epoch, 5).await, Err(LedgerError::Deposed { .. })));
-    ledger.release(epoch).await.unwrap();
-    assert_eq!(other.leader().await.unwrap().unwrap().holder, "two");
-    server.end().await;
-}
-
-#[tokio::test]
-async fn case_o40_a_leader_that_is_gone_is_followed_at_once() {
-    let Some(server) = TestServer::find() else { return };
-    let place = server.database().await;
-    let ledger = Ledger::open_or_create(place.clone()).await.unwrap();
-    assert_eq!(ledger.lead("one", 3_600_000, 0).await.unwrap(), Some(Epoch(1)));
-    drop(ledger);
-    let other = Ledger::open(place).await.unwrap();
-    // Within the hour that its lease would have lasted.
-    assert_eq!(succeed(&other, "two", 3_600_000, 1).await, Epoch(2));
-    server.end().await;
-}
-
-/// A worker that hangs says nothing more, and its connection stays open: the server ends the session.
-#[tokio::test]
-async fn case_o40_a_leader_that_hangs_is_followed_after_its_lease() {
-    const LEASE_MS: i64 = 1;
-    let Some(server) = TestServer::find() else { return };
-    let hanging = Ledger::open_or_create(server.database().await).await.unwrap();
-    let other = Ledger::open(hanging.place()).await.unwrap();
-    hanging.lead("one", LEASE_MS, 0).await.unwrap().unwrap();
-    let began = Instant::now();
-    let mut look = tokio::time::interval(Duration::from_millis(100));
-    while other.lead("two", LEASE_MS, 1).await.unwrap().is_none() {
-        assert!(began.elapsed() < LONG, "nobody leads any more");
-        look.tick().await;
-    }
-    assert!(matches!(hanging.renew(Epoch(1), 2).await, Err(LedgerError::Deposed { .. })));
-    server.end().await;
 }
 
 #[tokio::test]

@@ -171,3 +171,7 @@ fn behind_a_pooler(what: &str) -> LedgerError {
     let source = sqlx::Error::Protocol(what.to_owned());
     LedgerError::Server { at: String::new(), trouble: Trouble::Pooler, source }
 }
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;
