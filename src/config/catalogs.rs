@@ -112,7 +112,11 @@ impl Reader<'_> {
             oauth2_server_uri,
             scope,
             header,
-            ..
+            s3,
+            gcs,
+            adls,
+            client,
+            rest,
         } = raw;
         let given =
             |key: &str, in_file: Option<String>| (self.environment)(&catalog_variable(name, key)).or(in_file);
@@ -125,13 +129,13 @@ impl Reader<'_> {
         let credential = given("CREDENTIAL", credential);
         let oauth2_server_uri = given("OAUTH2_SERVER_URI", oauth2_server_uri);
         let scope = given("SCOPE", scope);
-        let tables = [("s3", raw.s3), ("gcs", raw.gcs), ("adls", raw.adls), ("client", raw.client)];
+        let tables = [("s3", s3), ("gcs", gcs), ("adls", adls), ("client", client)];
         let variable = |key: &str| (self.environment)(&catalog_variable(name, key));
         let wrong =
             |(message, next): dotted::Wrong| (self.wrong)(name, format!("[catalog.{name}] {message}"), next);
         let storage = dotted::settings(tables, STORAGE_KEYS, variable).map_err(wrong)?;
         let storage = StorageProperties::new(storage);
-        let signing = dotted::settings([("rest", raw.rest)], SIGNING_KEYS, variable).map_err(wrong)?;
+        let signing = dotted::settings([("rest", rest)], SIGNING_KEYS, variable).map_err(wrong)?;
         let aws = AwsSettings::read(&signing)
             .map_err(|(key, message)| wrong((format!("'{key}': {message}"), "correct it".to_owned())))?;
         let place = match kind {
