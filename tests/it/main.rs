@@ -40,6 +40,7 @@ mod replays;
 mod rest_client;
 mod rest_faults;
 mod rest_openapi;
+mod rest_round_trips;
 mod rest_storage;
 mod revert;
 mod row_merge;
