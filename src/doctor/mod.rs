@@ -4,6 +4,7 @@
 //! the policies are set to. Nothing is ever written to a table of the user's.
 
 pub mod probe;
+mod several;
 pub mod tables;
 
 use serde::Serialize;

@@ -11,6 +11,7 @@ use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::ids::{RefName, SnapshotId, TableName, TableUuid};
 use serde::Serialize;
 
+use super::several::several;
 use super::{Found, How};
 use crate::table::branch_writer::{BranchWrite, BranchWriteError, BranchWriter, Removal};
 use crate::table::catalog::{Capability, Catalog, CatalogError, CommitOutcome, SCRATCH_PREFIX};
@@ -45,18 +46,20 @@ pub struct Tools {
 
 /// Makes a scratch table in `namespace`, tries everything, and takes the table away again.
 pub async fn probe(tools: &Tools, namespace: &[String]) -> Result<Probed, CatalogError> {
-    let name = TableName {
-        namespace: namespace.to_vec(),
-        name: format!("{SCRATCH_PREFIX}{:016x}", (tools.random)()),
-    };
+    let name = scratch_name(tools, namespace);
     let definition = TableDefinition::default().column("id", "long", true);
     let table = tools.catalog.create_scratch(&name, &definition).await?;
     let scratch = Scratch::new(tools, name);
     let tried = scratch.try_all().await;
     // As it is now: what was written since lies below the same location.
-    let left = tools.catalog.drop_scratch(&table).await.err().map(|error| error.to_string());
+    let mut left = tools.catalog.drop_scratch(&table).await.err().map(|error| error.to_string());
     let Tried { mut found, broken, load_ms, commit_ms } = tried?;
     let declared = tools.catalog.capabilities();
+    if declared.multi_table_commits {
+        let (seen, left_too) = several(tools, namespace, &definition).await?;
+        found.push(tried_out(Capability::MultiTableCommits, seen));
+        left = left.or(left_too);
+    }
     for &capability in Capability::ALL {
         if found.iter().all(|one| one.capability != capability) {
             found.push(Found {
@@ -71,6 +74,11 @@ pub async fn probe(tools: &Tools, namespace: &[String]) -> Result<Probed, Catalo
     Ok(Probed { capabilities: found, broken, load_ms, commit_ms, left })
 }
 
+/// A name that no table has.
+pub(super) fn scratch_name(tools: &Tools, namespace: &[String]) -> TableName {
+    TableName { namespace: namespace.to_vec(), name: format!("{SCRATCH_PREFIX}{:016x}", (tools.random)()) }
+}
+
 #[derive(Default)]
 struct Tried {
     found: Vec<Found>,
@@ -80,7 +88,7 @@ struct Tried {
 }
 
 /// What one commit has shown.
-enum Seen {
+pub(super) enum Seen {
     AsItShould,
     /// Applied although it must not be, or not applied although nothing is in its way.
     Wrong(String),
@@ -330,7 +338,7 @@ fn tried_out(capability: Capability, seen: Seen) -> Found {
     Found { capability, able, how: How::Tried, seen }
 }
 
-fn in_words(outcome: &CommitOutcome) -> String {
+pub(super) fn in_words(outcome: &CommitOutcome) -> String {
     match outcome {
         CommitOutcome::Landed(_) => "it was applied".to_owned(),
         CommitOutcome::HeadMoved => "the catalog says that the target moved".to_owned(),

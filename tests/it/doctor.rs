@@ -9,7 +9,7 @@ use crate::support::fault_server::{Ask, Do, Manners};
 use crate::support::shop::Shop;
 use crate::support::{House, ORDERS_POLICY, order};
 
-const TRIED: [&str; 3] = ["table-refs", "ref-requirements", "snapshot-removal"];
+const TRIED: [&str; 4] = ["table-refs", "ref-requirements", "snapshot-removal", "multi-table-commits"];
 
 fn doctor(house: &std::path::Path, more: &[&str]) -> Ran {
     run_in(house, &[&["doctor"], more].concat())
@@ -124,6 +124,22 @@ async fn rule_s4_a_server_that_ignores_a_requirement_is_found_out_and_refused_at
     shop.server.be_honest();
     assert_eq!(doctor(folder, &["--scratch", "shop"]).code, 0);
     assert_eq!(run_in(folder, &enqueue).code, 0);
+}
+
+/// Case O30: a server for which a commit to several tables is a loop.
+#[tokio::test(flavor = "multi_thread")]
+async fn case_o30_a_server_that_commits_table_by_table_is_found_out() {
+    let shop = Shop::orders(Manners::default()).await;
+    let house = &shop.house;
+    house.configure_for(&format!("type = \"rest\"\nuri = \"{}\"", shop.server.settings().uri), LONG_LEASE);
+
+    shop.server.next(Ask::Transaction, Do::ActOnOneThenSay(409));
+    let told = doctor(house.dir.path(), &["--scratch", "shop", "--json"]).json();
+    assert_eq!(tried(&told)[3], ("multi-table-commits".to_owned(), Value::from(false)), "{told}");
+    assert_eq!(told["standing"], "warning", "single tables can be landed on: {told}");
+
+    let text = doctor(house.dir.path(), &[]).stdout;
+    assert!(text.contains("requests over several tables are refused at enqueue"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
