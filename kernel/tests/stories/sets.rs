@@ -170,14 +170,17 @@ fn a_set_goes_when_every_part_is_next_and_else_says_what_it_waits_for() {
     let one = part(h.merge("S2").request(1), 1);
     let two = part(h.merge("S3").request(2), 1);
     let ahead = h.merge("S4").request(7);
-    assert_eq!(decision(decided(&[&[one.clone()], &[two.clone()]], &h)), "go 1 2");
+    assert_eq!(decision(decided(&[std::slice::from_ref(&one), std::slice::from_ref(&two)], &h)), "go 1 2");
     assert_eq!(
-        decision(decided(&[&[one.clone()], &[ahead, two.clone()]], &h)),
+        decision(decided(&[std::slice::from_ref(&one), &[ahead, two.clone()]], &h)),
         "1 held waits-for-tables, 2 held waits-for-tables"
     );
     let mut in_review = two.clone();
     in_review.structure = StructureStanding::InReview;
-    assert_eq!(decision(decided(&[&[one.clone()], &[in_review]], &h)), "1 held set-part-held, 2 in review");
+    assert_eq!(
+        decision(decided(&[std::slice::from_ref(&one), &[in_review]], &h)),
+        "1 held set-part-held, 2 in review"
+    );
     // A table that cannot be looked at has told its part why.
     let parts = vec![
         SetPart {
@@ -201,10 +204,13 @@ fn an_end_of_one_part_is_the_end_of_the_set() {
     let one = part(h.merge("S2").request(1), 1);
     let mut gone = part(h.merge("S3").request(2), 1);
     gone.source_now = mergeberg_kernel::admission::SourceNow::Gone;
-    assert_eq!(decision(decided(&[&[one.clone()], &[gone]], &h)), "2 withdrawn branch-gone");
+    assert_eq!(decision(decided(&[std::slice::from_ref(&one), &[gone]], &h)), "2 withdrawn branch-gone");
     let mut broken = part(h.merge("S3").request(2), 1);
     broken.broken = Some((ReasonCode::DataFileMissing, "f".to_owned()));
-    assert_eq!(decision(decided(&[&[one.clone()], &[broken]], &h)), "2 refused data-file-missing");
+    assert_eq!(
+        decision(decided(&[std::slice::from_ref(&one), &[broken]], &h)),
+        "2 refused data-file-missing"
+    );
     // Two parts are on their targets: nothing is left. One is: it can not be made whole any more.
     let mut published = one.clone();
     published.pinned_on_target = true;
