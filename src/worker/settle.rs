@@ -36,8 +36,13 @@ pub(super) enum Finding {
 
 impl Worker {
     /// Settles every open intent of a lane, then sweeps what its dead trains left. `false`: an outcome is
-    /// still unknown and nothing of this lane may land.
-    pub(super) async fn settle_lane(&self, epoch: Epoch, lane: &Lane) -> Result<bool, WorkerError> {
+    /// still unknown and nothing of this lane may land. `table` is as it was just read.
+    pub(super) async fn settle_lane(
+        &self,
+        epoch: Epoch,
+        lane: &Lane,
+        table: &LoadedTable,
+    ) -> Result<bool, WorkerError> {
         for landing in self.ledger.open_intents().await? {
             if landing.intent.table_uuid == lane.uuid && landing.intent.target == lane.target {
                 let why = "the landing was not applied";
@@ -51,7 +56,7 @@ impl Worker {
         if open.iter().any(|l| l.intent.table_uuid == lane.uuid && l.intent.target == lane.target) {
             return Ok(false);
         }
-        self.sweep(epoch, lane).await?;
+        self.sweep(epoch, lane, table).await?;
         Ok(true)
     }
 
@@ -264,12 +269,17 @@ impl Worker {
         }
     }
 
-    /// What trains of a dead worker left: their requests go back to the queue, their branches go (rule R7).
-    pub(super) async fn sweep(&self, epoch: Epoch, lane: &Lane) -> Result<(), WorkerError> {
+    /// What trains of a dead worker left: their requests go back to the queue, their branches go (rule R7). Where
+    /// branches are is taken from `table`; before one goes, it is looked at again.
+    pub(super) async fn sweep(
+        &self,
+        epoch: Epoch,
+        lane: &Lane,
+        table: &LoadedTable,
+    ) -> Result<(), WorkerError> {
         let mut trains = self.ledger.unfinished_trains(&lane.uuid).await?;
         // A deposed worker may have sent its staging commit after its train was given up for dropped.
-        let table = self.catalog.load(&lane.table).await?;
-        for name in strays(&table, self.ledger.queue_id()) {
+        for name in strays(table, self.ledger.queue_id()) {
             if trains.iter().all(|train| train.temp_ref != name) {
                 trains.extend(self.ledger.train_of_ref(&name).await?);
             }

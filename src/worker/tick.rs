@@ -201,8 +201,8 @@ impl Worker {
         policy: &Arc<TablePolicy>,
         looking: Looking,
     ) -> Result<Look, WorkerError> {
-        match self.find_table(lane).await? {
-            Found::Table => {}
+        let found = match self.find_table(lane).await? {
+            Found::Table(table) => table,
             Found::Refuse(code, text) => {
                 return self
                     .all_waiting(epoch, lane, RequestEvent::Refuse(code), &text)
@@ -212,8 +212,8 @@ impl Worker {
             Found::Hold(code, text) => {
                 return self.all_waiting(epoch, lane, RequestEvent::Hold(code), &text).await.map(Look::Done);
             }
-        }
-        if !self.settle_lane(epoch, lane).await? {
+        };
+        if !self.settle_lane(epoch, lane, &found).await? {
             let text = "the outcome of a landing is not known yet";
             return self
                 .all_waiting(epoch, lane, RequestEvent::Hold(ReasonCode::TableHeld), text)
@@ -302,7 +302,7 @@ impl Worker {
             Ok(_) | Err(CatalogError::NotFound(_)) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        self.sweep(epoch, lane).await?;
+        self.sweep(epoch, lane, &table).await?;
         self.watch_target(lane, &table, policy).await?;
         // Those of requests that ended without landing (case O22).
         self.keep_pins(lane, table, &[]).await?;
@@ -338,7 +338,7 @@ impl Worker {
     /// The table of a lane under its name; another uuid, a new name and no table at all are told apart.
     async fn find_table(&self, lane: &Lane) -> Result<Found, WorkerError> {
         match self.catalog.load(&lane.table).await {
-            Ok(table) if table.facts.uuid == lane.uuid => return Ok(Found::Table),
+            Ok(table) if table.facts.uuid == lane.uuid => return Ok(Found::Table(table)),
             Ok(_) | Err(CatalogError::NotFound(_)) => {}
             Err(CatalogError::Unreadable { message, location, .. }) => {
                 let text = format!("{location}: {message}");
@@ -371,7 +371,7 @@ pub(super) fn is_retried(error: &WorkerError) -> bool {
 }
 
 enum Found {
-    Table,
+    Table(Arc<LoadedTable>),
     Refuse(ReasonCode, String),
     Hold(ReasonCode, String),
 }
