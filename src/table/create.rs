@@ -1,5 +1,5 @@
-//! Making tables in the SQL catalog: for `init`, demonstrations and tests. The queue itself never creates,
-//! renames or drops a table.
+//! Making tables: in the SQL catalog for `init`, demonstrations and tests, and anywhere the scratch tables of `doctor`.
+//! No other table is ever created, renamed or dropped by a queue.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
