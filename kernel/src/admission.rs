@@ -196,6 +196,8 @@ pub struct TrainPlan {
     pub next: Vec<RequestId>,
     /// Parts of sets: they never ride here, but have their place in the order.
     pub parts: Vec<(RequestId, PartTurn)>,
+    /// Nobody who changes rows and came after those looked at could ride as well.
+    pub full: bool,
 }
 
 /// Plans one train. `waiting` is in arrival order.
@@ -222,6 +224,7 @@ fn plan_changes(waiting: &[RequestFacts], target: &TargetPlan<'_>) -> TrainPlan 
     for facts in later {
         take(facts, target, &mut plan, &mut state);
     }
+    plan.full = state.closed.is_some() || state.batch_size.is_some_and(|most| plan.cars.len() >= most);
     plan
 }
 

@@ -77,7 +77,7 @@ pub use structure::{
     AcceptedStructure, Decided, Decision, NewReview, ReviewFilter, ReviewRow, ReviewState, ReviewWord,
 };
 pub use trains::{TrainRow, TrainStatus};
-pub use waiting::{Unreadable, Waiting};
+pub use waiting::{Depth, Kept, MAX_WAITING, Unreadable, Waiting};
 pub use watch::{ChangeCounter, Watcher};
 
 use crate::database::{Pool, Transaction, query};

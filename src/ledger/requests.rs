@@ -182,7 +182,7 @@ impl Ledger {
         query.push(" ORDER BY id DESC LIMIT ").push_bind(limit.unwrap_or(DEFAULT_LIST_ROWS));
         let mut rows = query.build().fetch_all(&self.readers).await?;
         rows.reverse();
-        let Waiting { rows, unreadable } = readable(&rows)?;
+        let Waiting { rows, unreadable, more: _ } = readable(&rows)?;
         for Unreadable { request, error } in unreadable {
             tracing::warn!(%request, "left out, its row cannot be read: {error}");
         }
@@ -442,6 +442,7 @@ mod tests {
 
     use super::super::Change;
     use super::super::testing::{Home, new_request, on_each_database};
+    use super::super::waiting::Depth;
     use super::*;
 
     on_each_database! {
@@ -449,6 +450,7 @@ mod tests {
         the_same_key_is_the_same_request_even_when_it_ended,
         without_a_key_only_an_open_request_is_the_same,
         lists_filter_and_keep_arrival_order,
+        so_many_of_each_class_are_read_and_more_is_told,
         only_a_waiting_request_is_cancelled,
     }
 
@@ -528,10 +530,35 @@ mod tests {
             ledger.requests(&RequestFilter { states: vec!["done".into()], ..Default::default() }).await;
         assert!(matches!(unknown, Err(LedgerError::NoSuchState(word)) if word == "done"));
 
-        let waiting = ledger.waiting(&dev.table_uuid, &RefName::main()).await.unwrap().rows;
+        let waiting = ledger.waiting(&dev.table_uuid, &RefName::main(), Depth::ALL).await.unwrap().rows;
         assert_eq!(waiting.iter().map(|row| row.id).collect::<Vec<_>>(), [b]);
         let lanes = ledger.open_tables().await.unwrap();
         assert_eq!(lanes.iter().map(|lane| lane.2.as_str()).collect::<Vec<_>>(), ["dev", "main"]);
+    }
+
+    async fn so_many_of_each_class_are_read_and_more_is_told(home: &Home) {
+        let ledger = home.ledger().await;
+        let classes = ["ingest", "ingest", "upkeep", "ingest", "upkeep"];
+        let mut ids = Vec::new();
+        for (class, pinned) in classes.into_iter().zip(1..) {
+            let new = new_request(&format!("{class}/{pinned}"), pinned);
+            let new = NewRequest { class: class.to_owned(), ..new };
+            ids.push(new_id(ledger.enqueue(&new, pinned).await.unwrap()));
+        }
+        let new = new_request("any", 1);
+        let read = async |of_each_class: u32, until: Option<RequestId>| {
+            let depth = Depth { of_each_class, until };
+            let waiting = ledger.waiting(&new.table_uuid, &new.target, depth).await.unwrap();
+            (waiting.rows.iter().map(|row| row.id).collect::<Vec<_>>(), waiting.more)
+        };
+        assert_eq!(read(1, None).await, (vec![ids[0], ids[2]], true));
+        assert_eq!(read(2, None).await, (vec![ids[0], ids[1], ids[2], ids[4]], true));
+        assert_eq!(read(2, Some(ids[2])).await, (ids[..3].to_vec(), false));
+        assert_eq!(read(3, None).await, (ids.clone(), false));
+        assert_eq!(ledger.newest_request().await.unwrap(), ids.last().copied());
+
+        let kept = ledger.to_keep(&new.table_uuid, &new.target, 2, "upkeep/").await.unwrap();
+        assert_eq!(kept.iter().map(|row| row.id).collect::<Vec<_>>(), [ids[0], ids[1], ids[2], ids[4]]);
     }
 
     async fn only_a_waiting_request_is_cancelled(home: &Home) {

@@ -54,7 +54,7 @@ async fn a_set_is_its_parts_in_the_order_in_which_they_were_named(home: &Home) {
         open[0].lanes.iter().map(|lane| lane.1.as_str()).collect::<Vec<_>>(),
         ["uuid-of-flights", "uuid-of-hours"]
     );
-    let waiting = ledger.waiting(&rows[0].table_uuid, &rows[0].target).await.unwrap().rows;
+    let waiting = ledger.waiting(&rows[0].table_uuid, &rows[0].target, Depth::ALL).await.unwrap().rows;
     assert_eq!(waiting.iter().map(|row| row.id).collect::<Vec<_>>(), [RequestId(1), rows[0].id]);
     for parts in [vec![], vec![part("flights", 9)]] {
         let error = ledger.enqueue_set(&parts, None, 2).await.unwrap_err();

@@ -3,7 +3,9 @@
 //! A row that no release wrote is a matter of its own request: it is told to people once, and the others of
 //! its lane go on. Only reading for the queue is lenient; looking at the request shows the error.
 
-use mergeberg_kernel::ids::{RefName, RequestId, TableUuid};
+use std::collections::HashMap;
+
+use mergeberg_kernel::ids::{RefName, RequestId, SnapshotId, TableUuid};
 
 use super::Ledger;
 use super::decode::Fields;
@@ -12,13 +14,38 @@ use super::events::{EventKind, NewEvent, append};
 use super::rows::RequestRow;
 use crate::database::{Row, query};
 
-/// Waiting requests that one tick looks at, oldest first; the others are seen when these have moved on.
-const MAX_WAITING: i64 = 5_000;
+/// Waiting requests that are read at once, oldest first; the others are seen when these have moved on.
+pub const MAX_WAITING: u32 = 5_000;
+
 /// What waits on a target.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Waiting {
     pub rows: Vec<RequestRow>,
     pub unreadable: Vec<Unreadable>,
+    /// More wait behind these.
+    pub more: bool,
+}
+
+/// Which of those who wait are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depth {
+    /// So many of each class, oldest first: a train needs no more, and thousands may wait.
+    pub of_each_class: u32,
+    /// None that came after this one.
+    pub until: Option<RequestId>,
+}
+
+impl Depth {
+    pub const ALL: Self = Self { of_each_class: MAX_WAITING, until: None };
+}
+
+/// A waiting request whose snapshots refs may have to keep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    pub id: RequestId,
+    pub source: RefName,
+    pub pinned: SnapshotId,
+    pub enqueued_at_ms: i64,
 }
 
 /// A row that no release wrote; it needs a person.
@@ -33,20 +60,88 @@ impl Ledger {
     /// What admission may take, in arrival order: queued, held and in review, at most 5,000. A row that cannot
     /// be read does not stop the others (case O36): it is given apart. The parts of a set arrived with its first one, on
     /// every table.
-    pub async fn waiting(&self, table_uuid: &TableUuid, target: &RefName) -> Result<Waiting, LedgerError> {
+    pub async fn waiting(
+        &self,
+        table_uuid: &TableUuid,
+        target: &RefName,
+        depth: Depth,
+    ) -> Result<Waiting, LedgerError> {
         // Told by the states that are past admission, so that a word which no release wrote comes to light.
         let rows = query(
-            "SELECT * FROM merge_request
-             WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
-               AND state NOT IN ('planning', 'staged', 'checking', 'landing', 'unknown')
-             ORDER BY COALESCE(set_id, id), id LIMIT $3",
+            "SELECT * FROM merge_request WHERE id IN (
+                 SELECT id FROM (
+                     SELECT id, ROW_NUMBER() OVER (PARTITION BY class ORDER BY COALESCE(set_id, id), id) AS place
+                     FROM merge_request
+                     WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
+                       AND state NOT IN ('planning', 'staged', 'checking', 'landing', 'unknown')
+                       AND id <= $3
+                 ) AS placed
+                 WHERE place <= $4)
+             ORDER BY COALESCE(set_id, id), id LIMIT $5",
         )
         .bind(table_uuid.as_str())
         .bind(target.as_str())
-        .bind(MAX_WAITING)
+        .bind(depth.until.map_or(i64::MAX, |id| id.0))
+        // One more of each class tells whether more wait.
+        .bind(i64::from(depth.of_each_class) + 1)
+        .bind(i64::from(MAX_WAITING) + 1)
         .fetch_all(&self.readers)
         .await?;
-        readable(&rows)
+        let mut waiting = readable(&rows)?;
+        let mut of_class: HashMap<String, u32> = HashMap::new();
+        let mut read = 0;
+        waiting.rows.retain(|row| {
+            let place = of_class.entry(row.class.clone()).or_default();
+            (*place, read) = (*place + 1, read + 1);
+            let kept = *place <= depth.of_each_class && read <= MAX_WAITING;
+            waiting.more |= !kept;
+            kept
+        });
+        Ok(waiting)
+    }
+
+    /// The newest request that was enqueued, whatever became of it.
+    pub async fn newest_request(&self) -> Result<Option<RequestId>, LedgerError> {
+        let id: Option<i64> = query("SELECT MAX(id) FROM merge_request").scalar(&self.readers).await?;
+        Ok(id.map(RequestId))
+    }
+
+    /// Waiting requests of a target that were enqueued before a time, and those whose source is in a namespace
+    /// (`prefix`), whenever they were; at most 5,000, oldest first.
+    pub async fn to_keep(
+        &self,
+        table_uuid: &TableUuid,
+        target: &RefName,
+        before_ms: i64,
+        prefix: &str,
+    ) -> Result<Vec<Kept>, LedgerError> {
+        let rows = query(
+            "SELECT id, source, pinned, enqueued_at_ms FROM merge_request
+             WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
+               AND state NOT IN ('planning', 'staged', 'checking', 'landing', 'unknown')
+               AND (enqueued_at_ms <= $3 OR substr(source, 1, $4) = $5)
+             ORDER BY id LIMIT $6",
+        )
+        .bind(table_uuid.as_str())
+        .bind(target.as_str())
+        .bind(before_ms)
+        .bind(i64::try_from(prefix.chars().count()).unwrap_or(i64::MAX))
+        .bind(prefix)
+        .bind(i64::from(MAX_WAITING))
+        .fetch_all(&self.readers)
+        .await?;
+        let mut kept = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let f = Fields::new("merge_request", "id", row);
+            let row = Kept {
+                id: RequestId(f.int("id")?),
+                source: RefName(f.text("source")?),
+                pinned: f.snapshot("pinned")?,
+                enqueued_at_ms: f.int("enqueued_at_ms")?,
+            };
+            kept.push(row);
+        }
+        Ok(kept)
     }
 
     /// Writes down that rows cannot be read, each once: in the outbox for people, and in the log.

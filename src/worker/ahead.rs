@@ -20,11 +20,12 @@ use mergeberg_kernel::unit::UnitKind;
 
 use super::context::{Lane, Worker, lock};
 use super::error::WorkerError;
-use super::gather::Gathered;
+use super::gather::{Gathered, arrival};
 use super::protocol::Train;
 use super::stage::{Candidates, Staging};
 use super::staging::same_ground;
 use super::structure::Structures;
+use super::tick::Looking;
 use crate::ledger::RequestRow;
 use crate::table::loaded::LoadedTable;
 
@@ -46,12 +47,14 @@ pub(super) struct WrittenAhead {
 impl Prospect {
     /// `None` when nothing waits behind this train.
     pub fn behind(train: &Train, candidates: &Candidates) -> Option<Self> {
-        let Gathered { lane, policy, rows, table, .. } = &train.gathered;
+        let Gathered { lane, policy, rows, behind, table, .. } = &train.gathered;
         let aboard: BTreeSet<RequestId> = candidates.requests().collect();
-        let rows: Vec<RequestRow> = rows.iter().filter(|row| !aboard.contains(&row.id)).cloned().collect();
+        let waiting = rows.iter().chain(behind).filter(|row| !aboard.contains(&row.id));
+        let mut rows: Vec<RequestRow> = waiting.cloned().collect();
         if rows.is_empty() {
             return None;
         }
+        rows.sort_by_key(arrival);
         let (lane, policy) = (lane.clone(), Arc::clone(policy));
         let table = Arc::new(as_if_landed(table, &lane, candidates));
         Some(Self { lane, table, policy, rows })
@@ -101,8 +104,9 @@ impl Worker {
         rows: Vec<RequestRow>,
         structures: &Structures,
     ) -> Result<Option<WrittenAhead>, WorkerError> {
-        let gathered = self.gather(lane, table, policy, rows, structures).await?;
-        let plan = gathered.plan(self.now_ms());
+        let looking = Looking::ForTrains;
+        let mut gathered = self.fill_train(lane, table, policy, rows, structures, looking).await?;
+        let plan = std::mem::take(&mut gathered.plan);
         if plan.cars.is_empty() || plan.cars.iter().any(|car| car.action != CarAction::Pick) {
             return Ok(None);
         }

@@ -1,5 +1,5 @@
-//! Everything that the kernel needs to plan one train, read from catalog, manifests and ledger.
-//! Nothing is decided here and nothing is written.
+//! Everything that the kernel needs to plan one train, read from catalog, manifests and ledger, and that plan.
+//! Nothing is written here.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use mergeberg_kernel::admission::{
 use mergeberg_kernel::change::{ChangeSet, FileFact, RewriteProof};
 use mergeberg_kernel::classify::{Origin, TargetChange, TargetSide};
 use mergeberg_kernel::facts::TableFacts;
-use mergeberg_kernel::ids::{Digest, RefName, SnapshotId};
+use mergeberg_kernel::ids::{Digest, RefName, RequestId, SnapshotId};
 use mergeberg_kernel::lineage::{BaseFinding, Line, SnapshotFact};
 use mergeberg_kernel::partition::Partition;
 use mergeberg_kernel::policy::{ClassPolicy, Isolation, TablePolicy};
@@ -23,6 +23,7 @@ use mergeberg_kernel::unit::{SourceChange, units};
 
 use super::context::{Lane, Worker};
 use super::error::WorkerError;
+use super::fill::largest_batch;
 use super::landing::tag_name;
 use super::own_sources::{kind_of, wap_ids};
 use super::pins::pinned_base;
@@ -33,9 +34,6 @@ use crate::ledger::RequestRow;
 use crate::replay::scope::filter_of;
 use crate::table::loaded::LoadedTable;
 use crate::table::manifests::{FileScope, LiveFile};
-
-/// Waiting requests looked at in one tick, as a multiple of the largest batch.
-const WINDOW_BATCHES: usize = 2;
 
 /// Sources read at the same time.
 const PARALLEL_SOURCES: usize = 8;
@@ -57,19 +55,31 @@ pub(super) struct Gathered {
     pub head: Option<SnapshotId>,
     pub policy: Arc<TablePolicy>,
     pub policy_digest: Digest,
+    /// Those who were looked at, in arrival order.
     pub rows: Vec<RequestRow>,
+    /// Those who wait behind them, as far as they were read.
+    pub behind: Vec<RequestRow>,
     pub requests: Vec<RequestFacts>,
     pub published: HashMap<SnapshotId, SnapshotId>,
     pub protected: BTreeSet<RefName>,
     /// Every head that was looked at may be published as it is.
     pub all_fresh: bool,
-    /// Sources of requests behind those looked at, which the next tick will look at.
+    /// Sources of requests that the tick after the next will look at.
     pub next_sources: Vec<Vec<SnapshotId>>,
+    /// The train that would leave now.
+    pub plan: TrainPlan,
 }
 
 impl Gathered {
-    /// The train that would leave now.
-    pub fn plan(&self, now_ms: i64) -> TrainPlan {
+    /// Everybody who was read, in arrival order.
+    pub fn into_rows(self) -> Vec<RequestRow> {
+        let mut rows = self.rows;
+        rows.extend(self.behind);
+        rows.sort_by_key(arrival);
+        rows
+    }
+
+    pub fn plan_anew(&self, now_ms: i64) -> TrainPlan {
         plan_train(
             &self.requests,
             &TargetPlan {
@@ -83,13 +93,20 @@ impl Gathered {
     }
 }
 
+/// Parts of a set came with its first one.
+pub(super) fn arrival(row: &RequestRow) -> (RequestId, RequestId) {
+    (row.set.map_or(row.id, |set| set.id), row.id)
+}
+
 impl Worker {
+    /// Looks at the first of these requests, at most `most` of those who change rows and as many compactions.
     pub(super) async fn gather(
         &self,
         lane: &Lane,
         table: Arc<LoadedTable>,
         policy: Arc<TablePolicy>,
         rows: Vec<RequestRow>,
+        most: usize,
         structures: &Structures,
     ) -> Result<Gathered, WorkerError> {
         let facts = &table.facts;
@@ -98,12 +115,12 @@ impl Worker {
         let log: Vec<(SnapshotId, i64)> =
             facts.snapshot_log.iter().map(|entry| (entry.snapshot_id, entry.timestamp_ms)).collect();
         let mut sides: HashMap<Option<SnapshotId>, Arc<TargetSide>> = HashMap::new();
-        let largest = policy.classes.iter().map(|c| c.batch_size).max().unwrap_or(1);
-        let batch = largest.max(mergeberg_kernel::policy::DEFAULT_BATCH_SIZE);
-        let (rows, behind) = window(&policy, rows, batch * WINDOW_BATCHES);
+        let batch = largest_batch(&policy);
+        let (rows, behind) = window(&policy, rows, most);
         let changes_wait = changes_wait(&policy, &rows);
+        // The sources of the next train are read when its files are written ahead.
         let next_sources =
-            behind.iter().take(batch).map(|row| source_line(facts, &line, row.pinned)).collect();
+            behind.iter().skip(batch).take(batch).map(|row| source_line(facts, &line, row.pinned)).collect();
         let sources: Vec<Vec<SnapshotId>> =
             rows.iter().map(|r| source_line(facts, &line, r.pinned)).collect();
         self.read_ahead(&table, &sources).await;
@@ -200,19 +217,23 @@ impl Worker {
         protected.extend(self.ledger.shared_sources(&lane.uuid).await?);
         protected.extend(self.ledger.targets(&lane.uuid).await?);
         let policy_digest = policy.digest();
-        Ok(Gathered {
+        let mut gathered = Gathered {
             lane: lane.clone(),
             head,
             policy,
             policy_digest,
             rows,
+            behind,
             requests,
             published,
             protected,
             all_fresh,
             next_sources,
+            plan: TrainPlan::default(),
             table,
-        })
+        };
+        gathered.plan = gathered.plan_anew(self.now_ms());
+        Ok(gathered)
     }
 
     /// Reads the manifests of every source at once into the cache: one by one, the worker would wait for

@@ -10,6 +10,7 @@ pub mod check;
 pub mod context;
 pub mod error;
 mod fences;
+mod fill;
 pub mod foreign;
 pub mod gather;
 pub mod judge;

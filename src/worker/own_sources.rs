@@ -11,7 +11,6 @@ use mergeberg_kernel::ids::{QueueId, RefName, RequestId, SnapshotId};
 use mergeberg_kernel::lineage::{Line, PUBLISHED_WAP_ID, SnapshotFact, WAP_ID};
 
 use super::pins::{PIN_LIFE_MS, age_of};
-use crate::ledger::RequestRow;
 
 /// What every ref name of a queue begins with.
 pub const OWN_REFS: &str = "mergeberg/";
@@ -63,10 +62,13 @@ pub fn kept(facts: &TableFacts, name: &RefName, at: SnapshotId, target: &RefName
 
 /// The branch of a request that is not there though the snapshot is: somebody took it away between being
 /// written and being enqueued.
-pub(super) fn lacks_its_branch(facts: &TableFacts, queue: &QueueId, row: &RequestRow) -> bool {
-    kind_of(queue, &row.source).is_own()
-        && !facts.refs.contains_key(&row.source)
-        && facts.snapshots.contains(row.pinned)
+pub(super) fn lacks_its_branch(
+    facts: &TableFacts,
+    queue: &QueueId,
+    source: &RefName,
+    pinned: SnapshotId,
+) -> bool {
+    kind_of(queue, source).is_own() && !facts.refs.contains_key(source) && facts.snapshots.contains(pinned)
 }
 
 /// WAP id of a staged write.

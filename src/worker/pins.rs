@@ -18,8 +18,8 @@ use mergeberg_kernel::lineage::{BaseFinding, Line};
 
 use super::context::{Lane, Worker};
 use super::error::WorkerError;
-use super::own_sources::{kept, kind_of, lacks_its_branch};
-use crate::ledger::RequestRow;
+use super::own_sources::{OWN_REFS, kept, kind_of, lacks_its_branch};
+use crate::ledger::Kept;
 use crate::table::catalog::CommitOutcome;
 use crate::table::loaded::LoadedTable;
 
@@ -64,14 +64,14 @@ impl Worker {
         &self,
         lane: &Lane,
         table: Arc<LoadedTable>,
-        waiting: &[RequestRow],
+        waiting: &[Kept],
     ) -> Result<Arc<LoadedTable>, WorkerError> {
         let facts = &table.facts;
         let queue = self.ledger.queue_id();
         let now_ms = self.now_ms();
         let existing: BTreeSet<&RefName> =
             facts.refs.keys().filter(|name| name.as_str().starts_with(&prefix(queue))).collect();
-        let wait_long = |row: &&RequestRow| now_ms.saturating_sub(row.enqueued_at_ms) >= PIN_AFTER_MS;
+        let wait_long = |row: &&Kept| now_ms.saturating_sub(row.enqueued_at_ms) >= PIN_AFTER_MS;
         let mut new: BTreeMap<RefName, SnapshotId> = BTreeMap::new();
         // Walked once, not for each request.
         let mut line: Option<Line> = None;
@@ -93,8 +93,8 @@ impl Worker {
         let open = self.ledger.open_request_ids(&lane.uuid).await?;
         let stale: Vec<&RefName> =
             existing.iter().copied().filter(|name| !belongs_to_one_of(name, queue, &open)).collect();
-        let lacking: Vec<&RequestRow> =
-            waiting.iter().filter(|row| lacks_its_branch(facts, queue, row)).collect();
+        let lacks = |row: &&Kept| lacks_its_branch(facts, queue, &row.source, row.pinned);
+        let lacking: Vec<&Kept> = waiting.iter().filter(lacks).collect();
         let own_sources: Vec<&RefName> =
             facts.refs.keys().filter(|name| kind_of(queue, name).is_own()).collect();
         let stale_sources = self.nobodys(lane, own_sources).await?;
@@ -146,6 +146,13 @@ impl Worker {
 }
 
 impl Worker {
+    /// Waiting requests of a lane that refs may have to keep. To be read before the table, as everything that is
+    /// compared with it.
+    pub(super) async fn to_keep(&self, lane: &Lane) -> Result<Vec<Kept>, WorkerError> {
+        let before_ms = self.now_ms().saturating_sub(PIN_AFTER_MS);
+        Ok(self.ledger.to_keep(&lane.uuid, &lane.target, before_ms, OWN_REFS).await?)
+    }
+
     /// Those of the names that no open request of the lane's table has for its source.
     async fn nobodys<'a>(
         &self,

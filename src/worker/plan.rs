@@ -75,10 +75,10 @@ impl Worker {
                 landed_snapshot: None,
                 detail: None,
             };
-            let rows = vec![row];
+            let (rows, one) = (vec![row], 1);
             let gathered =
-                self.gather(&lane, Arc::clone(&table), Arc::clone(&policy), rows, &structures).await?;
-            let plan = gathered.plan(self.now_ms());
+                self.gather(&lane, Arc::clone(&table), Arc::clone(&policy), rows, one, &structures).await?;
+            let plan = gathered.plan;
             let (result, reason, text) = match (plan.cars.first(), plan.verdicts.first()) {
                 (Some(car), _) => (car.word().to_owned(), None, car.classification.text.clone()),
                 (None, Some((_, verdict))) => describe(verdict),

@@ -98,11 +98,11 @@ impl Worker {
     pub(super) async fn run_train(
         &self,
         epoch: Epoch,
-        gathered: Gathered,
+        mut gathered: Gathered,
         structures: &Structures,
     ) -> Result<Progress, WorkerError> {
         let mut laps = Laps::start();
-        let mut plan = gathered.plan(self.now_ms());
+        let mut plan = std::mem::take(&mut gathered.plan);
         // Rule R5: of two with one tag name the first rides; when it has landed, the name is taken.
         let (mut tags, now_ms) = (BTreeSet::new(), self.now_ms());
         plan.cars

@@ -141,7 +141,7 @@ fn turn_of(gathered: &mut Gathered, row: &RequestRow, now_ms: i64) -> Option<Par
             part.held_elsewhere = false;
         }
     }
-    let turn = gathered.plan(now_ms).parts.into_iter().find(|(request, _)| *request == row.id);
+    let turn = gathered.plan_anew(now_ms).parts.into_iter().find(|(request, _)| *request == row.id);
     match turn {
         Some((_, turn)) => Some(turn),
         None if waits_for_its_check(row, now_ms) || !is_waiting(row) => None,

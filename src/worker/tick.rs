@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::context::{Lane, Worker};
 use super::error::{Disposition, WorkerError};
+use super::fill::{deeper, first_depth};
 use super::foreign::TargetStanding;
 use super::gather::Gathered;
 use super::judge::waits_for_its_check;
@@ -20,7 +21,7 @@ use super::own_sources::lacks_its_branch;
 use super::protocol::Progress;
 use super::structure::Structures;
 use crate::config::PolicySet;
-use crate::ledger::{Change, OpenSet, RequestRow, TargetHead, Waiting};
+use crate::ledger::{Change, Depth, MAX_WAITING, OpenSet, TargetHead, Waiting};
 use crate::table::catalog::CatalogError;
 use crate::table::loaded::LoadedTable;
 
@@ -222,7 +223,10 @@ impl Worker {
         }
         // Before the table: a request that comes in between pinned a head that an older table does not show,
         // and would be taken for one whose branch was reset or removed (rule S2).
-        let waiting = self.waiting(lane).await?;
+        let until = self.ledger.newest_request().await?;
+        let mut depth = first_depth(policy, looking);
+        let mut waiting = self.waiting(lane, depth, until).await?;
+        let kept = self.to_keep(lane).await?;
         // Settling may have moved the table.
         let table = match self.catalog.load(&lane.table).await {
             Ok(table) if table.facts.uuid == lane.uuid => table,
@@ -255,26 +259,36 @@ impl Worker {
         }
         let structures = self.structures(lane, &table, &policy.digest()).await?;
         let now_ms = self.now_ms();
-        let table = self.keep_pins(lane, table, &waiting).await?;
-        let waiting: Vec<RequestRow> = waiting
-            .into_iter()
-            .filter(|row| !waits_for_its_check(row, now_ms))
-            // Set again by the next look at the table.
-            .filter(|row| !lacks_its_branch(&table.facts, self.ledger.queue_id(), row))
-            .collect();
-        // Nobody but sets, which have ticks of their own.
-        let no_train = looking == Looking::ForTrains && waiting.iter().all(|row| row.set.is_some());
-        if waiting.is_empty() || no_train {
-            return Ok(Look::Done(Progress::default()));
-        }
-        let gathered = match self.gather(lane, table, Arc::clone(policy), waiting, &structures).await {
-            Ok(gathered) => gathered,
-            Err(WorkerError::Table(error)) if error.is_own_fault() => {
-                // The target's own history cannot be read: nobody's request is at fault.
-                let event = RequestEvent::Hold(ReasonCode::TableUnreadable);
-                return self.all_waiting(epoch, lane, event, &error.to_string()).await.map(Look::Done);
+        let table = self.keep_pins(lane, table, &kept).await?;
+        let gathered = loop {
+            waiting.rows.retain(|row| {
+                !waits_for_its_check(row, now_ms)
+                    // Set again by the next look at the table.
+                    && !lacks_its_branch(&table.facts, self.ledger.queue_id(), &row.source, row.pinned)
+            });
+            let deeper = if waiting.more { deeper(depth) } else { None };
+            let rows = waiting.rows;
+            // Nobody but sets, which have ticks of their own.
+            let no_train = looking == Looking::ForTrains && rows.iter().all(|row| row.set.is_some());
+            if !(rows.is_empty() || no_train) {
+                let (table, policy) = (Arc::clone(&table), Arc::clone(policy));
+                match self.fill_train(lane, table, policy, rows, &structures, looking).await {
+                    Ok(gathered) if gathered.plan.full || deeper.is_none() => break gathered,
+                    Ok(_) => {}
+                    Err(WorkerError::Table(error)) if error.is_own_fault() => {
+                        // The target's own history cannot be read: nobody's request is at fault.
+                        let event = RequestEvent::Hold(ReasonCode::TableUnreadable);
+                        return self
+                            .all_waiting(epoch, lane, event, &error.to_string())
+                            .await
+                            .map(Look::Done);
+                    }
+                    Err(error) => return Err(error),
+                }
             }
-            Err(error) => return Err(error),
+            let Some(next) = deeper else { return Ok(Look::Done(Progress::default())) };
+            depth = next;
+            waiting = self.waiting(lane, depth, until).await?;
         };
         for request in &gathered.requests {
             if let StructureStanding::Unknown(structure) = request.structure {
@@ -284,13 +298,20 @@ impl Worker {
         Ok(Look::Ready(Box::new(gathered), structures))
     }
 
-    /// The lane's waiting requests. What cannot be read is told and left out (case O36).
-    async fn waiting(&self, lane: &Lane) -> Result<Vec<RequestRow>, WorkerError> {
-        let Waiting { rows, unreadable } = self.ledger.waiting(&lane.uuid, &lane.target).await?;
-        if !unreadable.is_empty() {
-            self.ledger.tell_unreadable(&unreadable, self.now_ms()).await?;
+    /// The lane's waiting requests, at most `depth` of each class. What cannot be read is told and left out (case
+    /// O36).
+    async fn waiting(
+        &self,
+        lane: &Lane,
+        depth: usize,
+        until: Option<RequestId>,
+    ) -> Result<Waiting, WorkerError> {
+        let depth = Depth { of_each_class: u32::try_from(depth).unwrap_or(MAX_WAITING), until };
+        let waiting = self.ledger.waiting(&lane.uuid, &lane.target, depth).await?;
+        if !waiting.unreadable.is_empty() {
+            self.ledger.tell_unreadable(&waiting.unreadable, self.now_ms()).await?;
         }
-        Ok(rows)
+        Ok(waiting)
     }
 
     /// A target without open requests: what a dead worker left in the catalog goes, and commits that no
@@ -316,7 +337,7 @@ impl Worker {
         event: RequestEvent,
         text: &str,
     ) -> Result<Progress, WorkerError> {
-        let rows = self.waiting(lane).await?;
+        let Waiting { rows, .. } = self.waiting(lane, MAX_WAITING as usize, None).await?;
         let changes: Vec<Change> = rows
             .iter()
             .filter(|row| !matches!(event, RequestEvent::Hold(code) if row.state == RequestState::Held(code)))

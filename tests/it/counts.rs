@@ -21,6 +21,7 @@ use mergeberg_kernel::evidence::CheckResult;
 use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::ids::{Principal, RequestId, SchemaId, SnapshotId, TableName};
 
+use serde_json::json;
 use wide_table::append_manifests;
 
 use crate::support::{House, ORDERS_POLICY, branch, columns, decimal, drain, long, main_branch, order, text};
@@ -141,6 +142,15 @@ fn new_branch(name: &str, at: SnapshotId) -> Update {
 
 /// Branches at main's head, each with one append to a day of its own, in one commit. Name and head of each.
 async fn branches(house: &House, prefix: &str, count: usize) -> Vec<(String, SnapshotId)> {
+    branches_under(SchemaId(0), house, prefix, count).await
+}
+
+async fn branches_under(
+    schema: SchemaId,
+    house: &House,
+    prefix: &str,
+    count: usize,
+) -> Vec<(String, SnapshotId)> {
     let table = house.loaded().await;
     let parent = table.facts.head(&main_branch()).and_then(|id| table.facts.snapshots.get(id)).cloned();
     let mut updates = Vec::new();
@@ -150,7 +160,8 @@ async fn branches(house: &House, prefix: &str, count: usize) -> Vec<(String, Sna
     for (file, number) in files(house, count).await.into_iter().zip(1_i64..) {
         let id = SnapshotId(1_000_000 + number);
         let mut writer = SnapshotWriter::on(&house.writer.store, &view, parent.as_ref()).await.unwrap();
-        let snapshot: NewSnapshot = writer.add(append_of(id, file, house)).await.unwrap();
+        let append = SnapshotChange { schema_id: schema, ..append_of(id, file, house) };
+        let snapshot: NewSnapshot = writer.add(append).await.unwrap();
         view.facts.last_sequence_number = snapshot.sequence_number;
         view.facts.last_updated_ms = snapshot.timestamp_ms;
         let name = format!("{prefix}{number}");
@@ -221,6 +232,28 @@ async fn a_thousand_disjoint_appends_cost_two_commits_for_fifty() {
     // Three checks of metadata or rows are declared; one scan serves a train, the other two a car each.
     let rows = evidence(&house, &requests[..BATCH]).await;
     assert_eq!(rows.len(), 2 * BATCH + 1);
+}
+
+/// More wait for a reviewer than any train or first look holds, and all came first.
+#[tokio::test(flavor = "multi_thread")]
+async fn hundreds_in_review_keep_nobody_else_from_landing() {
+    let house = House::orders(ORDERS_POLICY).await;
+    house.first_landing().await;
+    house.append_on_new("ingest/last", &[order(5, 23)]).await;
+    let note = json!({"id": 5, "name": "note", "required": false, "type": "string"});
+    let schema = house.change_schema(0, |fields| fields.push(note)).await;
+    let schema = SchemaId(i32::try_from(schema).unwrap());
+    let made = branches_under(schema, &house, "ingest/new-", 4 * BATCH + 1).await;
+    let in_review = enqueue_all(&house, &made, "ingest").await;
+    let last = house.enqueue("ingest/last").await;
+
+    house.drain().await;
+
+    assert_eq!(house.state(last).await, "landed", "{}", house.detail(last).await);
+    for request in in_review {
+        assert_eq!(house.state(request).await, "in-review");
+    }
+    house.assert_sound().await;
 }
 
 /// What was read of the store since the counts were taken.

@@ -56,6 +56,18 @@ fn a_full_train_leaves_the_rest_for_the_next() {
 }
 
 #[test]
+fn a_train_is_full_when_it_has_its_batch_or_rides_alone() {
+    let h = appends(4);
+    let two = class(|c| c.batch_size = 2);
+    let waiting: Vec<_> = (2..5).map(|n| h.merge(&format!("S{n}")).under(&two).request(n - 1)).collect();
+    let full = |waiting: &[RequestFacts]| h.plan("S1", waiting).full;
+    assert!(!full(&[]) && !full(&waiting[..1]));
+    assert!(full(&waiting[..2]) && full(&waiting));
+    assert!(full(&[with(waiting[0].clone(), StructureStanding::Barrier)]));
+    assert!(!full(&[with(waiting[0].clone(), StructureStanding::InReview)]));
+}
+
+#[test]
 fn a_class_of_small_trains_is_not_carried_in_a_long_one() {
     // The bound holds for the train, whoever else rides in it.
     let h = appends(4);
