@@ -82,6 +82,8 @@ pub struct Manners {
     /// `namespace-separator`, as the configuration gives it.
     pub separator: Option<&'static str>,
     pub idempotency_keys: bool,
+    /// What it makes of them, having announced them.
+    pub keys: KeysAre,
     /// Clients by id and secret; without one anybody is served.
     pub client: Option<(&'static str, &'static str)>,
     /// Of a token, in seconds.
@@ -102,6 +104,19 @@ pub struct Manners {
     pub one_table_at_a_time: bool,
 }
 
+/// What a server that announces idempotency keys makes of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeysAre {
+    /// A commit under a known key gets the answer to the first one, whatever it says.
+    #[default]
+    Known,
+    /// As `Known`; one that says something else is refused.
+    Compared,
+    Ignored,
+    /// Known, if the body is the same.
+    PartOfTheBody,
+}
+
 /// What a load says about access to a table's files.
 #[derive(Clone, Default)]
 pub struct Access {
@@ -120,6 +135,40 @@ impl Access {
     }
 }
 
+struct KnownKey {
+    key: String,
+    asked: String,
+    status: u16,
+    told: String,
+}
+
+impl State {
+    /// The answer to a commit under a key that was used.
+    fn known(&self, manners: &Manners, request: &Request) -> Option<Reply> {
+        let key = key_of(manners, request)?;
+        let known = self.known_keys.iter().find(|known| known.key == *key)?;
+        match manners.keys {
+            KeysAre::Compared if known.asked != request.body => {
+                Some(Reply::error(422, "ValidationException", "the key was used for another request"))
+            }
+            KeysAre::PartOfTheBody if known.asked != request.body => None,
+            _ => Some(Reply::json(known.status, known.told.clone())),
+        }
+    }
+
+    fn remember(&mut self, manners: &Manners, request: &Request, reply: &Reply) {
+        if let Some(key) = key_of(manners, request) {
+            let (key, asked) = (key.clone(), request.body.clone());
+            self.known_keys.push(KnownKey { key, asked, status: reply.status, told: reply.body.clone() });
+        }
+    }
+}
+
+fn key_of<'a>(manners: &Manners, request: &'a Request) -> Option<&'a String> {
+    let knows = manners.idempotency_keys && manners.keys != KeysAre::Ignored;
+    request.headers.get("idempotency-key").filter(|_| knows)
+}
+
 struct State {
     tables: Tables,
     script: VecDeque<(Ask, Do)>,
@@ -133,7 +182,7 @@ struct State {
     tokens: Vec<String>,
     handed_out: usize,
     /// Replies by idempotency key, for keys that were finalized.
-    known_keys: Vec<(String, u16, String)>,
+    known_keys: Vec<KnownKey>,
     access: Access,
 }
 
@@ -507,33 +556,23 @@ impl Shared {
                 Reply::json(200, keys.sign(&body()).to_string())
             }
             (Place::Table(name), "POST") => {
-                let key = request.headers.get("idempotency-key").filter(|_| manners.idempotency_keys);
-                if let Some(key) = key
-                    && let Some((_, status, body)) = state.known_keys.iter().find(|(known, ..)| known == key)
-                {
-                    return Reply::json(*status, body.clone());
+                if let Some(reply) = state.known(manners, request) {
+                    return reply;
                 }
                 let about = |requirement: &Value| ignored.is_some_and(|name| requirement["ref"] == name);
                 let mut reply = state.tables.commit(name, &body(), about);
                 if manners.no_etags {
                     reply.headers.clear();
                 }
-                if let Some(key) = key {
-                    state.known_keys.push((key.clone(), reply.status, reply.body.clone()));
-                }
+                state.remember(manners, request, &reply);
                 reply
             }
             (Place::Transaction, "POST") if !manners.one_table_at_a_time => {
-                let key = request.headers.get("idempotency-key").filter(|_| manners.idempotency_keys);
-                if let Some(key) = key
-                    && let Some((_, status, body)) = state.known_keys.iter().find(|(known, ..)| known == key)
-                {
-                    return Reply::json(*status, body.clone());
+                if let Some(reply) = state.known(manners, request) {
+                    return reply;
                 }
                 let reply = state.tables.commit_all(&body(), usize::MAX);
-                if let Some(key) = key {
-                    state.known_keys.push((key.clone(), reply.status, reply.body.clone()));
-                }
+                state.remember(manners, request, &reply);
                 reply
             }
             _ => Reply::json(404, "<html>there is nothing here</html>".to_owned()),
