@@ -11,12 +11,21 @@ use crate::{LATENCIES, Options};
 
 pub fn render(measured: &[Measured], options: &Options) -> Result<String, std::fmt::Error> {
     let mut page = String::new();
+    if measured.is_empty() {
+        writeln!(
+            page,
+            "# Benchmarks: catalogs and ledgers\n\n\
+             Written by `cargo bench --bench catalogs`; not edited by hand. Nothing was measured yet.\n"
+        )?;
+        page.push_str(&method(options));
+        return Ok(page);
+    }
     writeln!(
         page,
         "# Benchmarks: catalogs and ledgers\n\n\
          Written by `cargo bench --bench catalogs`; not edited by hand. Absolute figures are those of one machine on \
-         one day ({}, local disk, {}); compare rows and columns, which were taken in turn. Rounds: {}. A figure is that \
-         of the median round, with the range of all in brackets. How fast one catalog on one machine can be is on \
+         one day ({}, local disk, {}); compare rows and columns, which were taken in turn. Rounds at 0 ms: {}, of \
+         which the median is told, with the range in brackets; farther away one. How fast one catalog on one machine can be is on \
          [benchmarks.md](benchmarks.md).\n",
         machine(),
         build(),
@@ -59,6 +68,7 @@ fn speed(page: &mut String, measured: &[Measured]) -> std::fmt::Result {
 
 fn figure(runs: &[&Run]) -> String {
     match (runs.first(), middle(runs), runs.last()) {
+        (Some(only), _, _) if runs.len() == 1 => format!("{:.0}", only.per_second()),
         (Some(low), Some(median), Some(high)) => {
             format!("{:.0} ({:.0}-{:.0})", median.per_second(), low.per_second(), high.per_second())
         }
@@ -97,6 +107,7 @@ fn method(options: &Options) -> String {
          whose ledger is on PostgreSQL has both at that distance. Files of the warehouse are on the local disk.\n\n\
          **Round trips** are counted by the proxy: the worker's words after the server's. Those of opening, of leading and \
          of the last look at an empty queue are shared out among the trains. A `-` is no server.\n\n\
+         **To run it.** `eval \"$(scripts/rest-server)\"`, then `scripts/postgres cargo bench --bench catalogs`.\n\n\
          **Servers.** PostgreSQL as `scripts/postgres` starts it, without waits for the disk; REST is the Iceberg \
          project's own test server over SQLite. Both run on the same machine, so their own work is in the figures.\n",
         case.requests, case.rows_per_request, case.rows_per_day

@@ -17,7 +17,7 @@ use crate::support::delayed::Delayed;
 use crate::support::events::{CATALOG, definition, now_ms, table_name};
 
 #[path = "../../src/database/testing.rs"]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, dead_code)]
 mod postgres;
 
 use postgres::TestServer;

@@ -2,6 +2,7 @@
 //! over the Iceberg project's own server (`tests/it/catalogs.rs`).
 
 pub mod http;
+mod keys;
 mod tables;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -21,6 +22,8 @@ use super::child::real_now;
 use super::rest::create_request;
 use super::s3_server::Keys;
 use http::{Cut, Reply, Request};
+pub use keys::KeysAre;
+use keys::KnownKey;
 use tables::Tables;
 
 /// What the server is asked for.
@@ -104,19 +107,6 @@ pub struct Manners {
     pub one_table_at_a_time: bool,
 }
 
-/// What a server that announces idempotency keys makes of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KeysAre {
-    /// A commit under a known key gets the answer to the first one, whatever it says.
-    #[default]
-    Known,
-    /// As `Known`; one that says something else is refused.
-    Compared,
-    Ignored,
-    /// Known, if the body is the same.
-    PartOfTheBody,
-}
-
 /// What a load says about access to a table's files.
 #[derive(Clone, Default)]
 pub struct Access {
@@ -133,40 +123,6 @@ impl Access {
             .map(|(prefix, config)| json!({ "prefix": prefix, "config": config }))
             .collect()
     }
-}
-
-struct KnownKey {
-    key: String,
-    asked: String,
-    status: u16,
-    told: String,
-}
-
-impl State {
-    /// The answer to a commit under a key that was used.
-    fn known(&self, manners: &Manners, request: &Request) -> Option<Reply> {
-        let key = key_of(manners, request)?;
-        let known = self.known_keys.iter().find(|known| known.key == *key)?;
-        match manners.keys {
-            KeysAre::Compared if known.asked != request.body => {
-                Some(Reply::error(422, "ValidationException", "the key was used for another request"))
-            }
-            KeysAre::PartOfTheBody if known.asked != request.body => None,
-            _ => Some(Reply::json(known.status, known.told.clone())),
-        }
-    }
-
-    fn remember(&mut self, manners: &Manners, request: &Request, reply: &Reply) {
-        if let Some(key) = key_of(manners, request) {
-            let (key, asked) = (key.clone(), request.body.clone());
-            self.known_keys.push(KnownKey { key, asked, status: reply.status, told: reply.body.clone() });
-        }
-    }
-}
-
-fn key_of<'a>(manners: &Manners, request: &'a Request) -> Option<&'a String> {
-    let knows = manners.idempotency_keys && manners.keys != KeysAre::Ignored;
-    request.headers.get("idempotency-key").filter(|_| knows)
 }
 
 struct State {
