@@ -54,7 +54,7 @@ async fn guarded(tools: &Tools, name: &TableName) -> Result<Seen, CatalogError> 
         return Ok(Seen::Wrong("the catalog says that it applied a commit, and has not".to_owned()));
     }
     Ok(match tools.catalog.commit_under_key(key, &base, &requirements, &updates).await {
-        KeyedAnswer::Yes if is_same(&once, &*tools.catalog.load(name).await?) => Seen::AsItShould,
+        KeyedAnswer::Yes if is_same(&once, &tools.catalog.load(name).await?) => Seen::AsItShould,
         KeyedAnswer::Yes => {
             Seen::Wrong("a commit that was sent twice under one key was applied twice".to_owned())
         }

@@ -35,7 +35,7 @@ async fn tries_of(properties: &[(&str, &str)]) -> (usize, usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_landing_is_sent_as_often_as_the_table_says_and_then_planned_anew() {
-    let retries = |count| tries_of_retries(count);
+    let retries = tries_of_retries;
     assert_eq!(tries_of(&[]).await, (1, STRANGERS + 1), "our own bound is beyond this");
     assert_eq!(retries("0").await, (STRANGERS + 1, STRANGERS + 1));
     // Two trains of three tries each.
