@@ -1,5 +1,6 @@
 //! Errors that people read: what is wrong, a stable code, and what to do next.
 
+use mergeberg_kernel::ids::TableName;
 use mergeberg_kernel::reason::ReasonCode;
 use serde::Serialize;
 
@@ -40,6 +41,16 @@ impl UserError {
         self
     }
 
+    /// Where several tables are spoken of: says which one it is about, unless it says so itself.
+    #[must_use]
+    pub fn about(mut self, table: &TableName) -> Self {
+        let name = table.to_string();
+        if !names(&self.message, &name) {
+            self.message = format!("{name}: {}", self.message);
+        }
+        self
+    }
+
     /// As the terminal shows it, without colours.
     pub fn render(&self) -> String {
         let mut text = format!("error: {}  [{}]", self.message, self.code);
@@ -54,6 +65,20 @@ impl UserError {
     pub fn to_json(&self) -> String {
         serde_json::json!({ "error": self }).to_string()
     }
+}
+
+/// Does the text hold this name, and not merely as a part of a longer one?
+fn names(text: &str, name: &str) -> bool {
+    let goes_on = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-');
+    text.match_indices(name).any(|(at, _)| {
+        let (before, after) = (text.get(..at), text.get(at + name.len()..));
+        let ends = |next: Option<char>| next.is_none_or(|c| !goes_on(c));
+        // A full stop or dot behind it may end the sentence.
+        let after = after
+            .map(|after| after.strip_prefix('.').filter(|rest| !rest.starts_with(goes_on)).unwrap_or(after));
+        ends(before.and_then(|before| before.chars().next_back()))
+            && ends(after.and_then(|after| after.chars().next()))
+    })
 }
 
 impl From<ConfigError> for UserError {
@@ -115,6 +140,25 @@ impl From<LedgerError> for UserError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_names_its_table_once() {
+        let flights: TableName = "nyc.flights".parse().unwrap();
+        let about = |text: &str| UserError::new(ReasonCode::BranchNotFound, text).about(&flights).message;
+        for text in [
+            "branch 'x' not found in nyc.flights",
+            "nyc.flights: gone",
+            "the policy of nyc.flights has no class 'a'",
+            "'nyc.flights' is no table.",
+            "there is no nyc.flights. It was dropped",
+        ] {
+            assert_eq!(about(text), text);
+        }
+        for text in ["snapshot 7 is gone", "nyc.flights_old is near", "x.nyc.flights is", "nyc.flights.a"] {
+            assert_eq!(about(text), format!("nyc.flights: {text}"));
+        }
+        assert_eq!(about(&about("snapshot 7 is gone")), "nyc.flights: snapshot 7 is gone");
+    }
 
     #[test]
     fn an_error_is_shown_with_its_code_and_the_next_step() {

@@ -1,27 +1,10 @@
-//! What is measured: the size of a table, its queue, and the states it can be put back into.
+//! Where a case is, and the states that it can be put back into.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use serde::{Deserialize, Serialize};
 
-/// One table with its queue.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Case {
-    pub name: String,
-    /// Days that requests append to.
-    pub days: usize,
-    /// Rows of such a day before the first request.
-    pub rows_per_day: usize,
-    /// Each on a branch of its own; those of one day follow each other in the queue.
-    pub requests: usize,
-    pub rows_per_request: usize,
-    /// Snapshots on `main` before the first branch.
-    pub history: usize,
-}
-
-/// Most requests of one train; the shipped default of `batch-size`.
-pub const TRAIN: usize = 50;
+use crate::support::events::Case;
 
 /// Where a case's table, ledger and policy are.
 #[derive(Clone, Debug)]

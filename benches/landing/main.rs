@@ -16,6 +16,8 @@ mod measure;
 mod page;
 mod prepare;
 mod suite;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::path::Path;
 

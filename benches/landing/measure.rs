@@ -20,9 +20,10 @@ use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::ids::{RefName, SnapshotId, TableName};
 use serde::{Deserialize, Serialize};
 
-use crate::case::{Place, TRAIN};
-use crate::prepare::{
-    branch_at, change, clock_from, must_land, now_ms, open_catalog, same_table, table_name,
+use crate::case::Place;
+use crate::prepare::open_catalog;
+use crate::support::events::{
+    TRAIN, branch_at, change, clock_from, must_land, now_ms, same_table, table_name,
 };
 
 /// What one run came to.

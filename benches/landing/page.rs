@@ -1,11 +1,11 @@
 //! The page: figures beside their goals, and how they were taken.
 
 use std::fmt::Write;
-use std::num::NonZeroUsize;
 
-use crate::case::TRAIN;
 use crate::measure::Run;
 use crate::suite::{Measured, Options, Published};
+use crate::support::events::TRAIN;
+use crate::support::machine::{build, machine};
 
 /// Landed requests a second, by the rows of a day.
 const GOAL_SMALL: f64 = 300.0;
@@ -27,11 +27,7 @@ pub fn render(measured: &[Measured], options: &Options) -> Result<String, std::f
          side. Rounds of queue and floor, in turn: {}. A figure is that of the median round, with the range \
          of all in brackets.\n",
         machine(),
-        if cfg!(debug_assertions) {
-            "a development build, whose figures mean nothing"
-        } else {
-            "release build"
-        },
+        build(),
         options.rounds
     )?;
     speed(&mut page, measured)?;
@@ -155,7 +151,8 @@ fn method(measured: &[Measured]) -> String {
          **Bytes** are those that checks fetched from storage, footers included; manifests are not in them.\n\n\
          **Peak memory** is what the kernel says of the worker's process (`VmHWM`), everything included: a \
          check has 256 MiB to itself before it spills to disk.\n\n\
-         **Not measured here:** object stores, where every wait is longer; several tables at once; PostgreSQL.\n",
+         **Not measured here:** object stores, where every wait is longer; several tables at once. Catalogs and ledgers \
+         over a network, PostgreSQL among them: [benchmarks-catalogs.md](benchmarks-catalogs.md).\n",
         case.rows_per_day + a_day * rows,
     )
 }
@@ -168,17 +165,4 @@ fn range(runs: &[Run]) -> String {
 
 fn verdict(met: bool) -> &'static str {
     if met { "met" } else { "**missed**" }
-}
-
-/// Cores and memory, nothing that tells which machine it is.
-fn machine() -> String {
-    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let kib: Option<u64> = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-        line.trim().trim_end_matches("kB").trim().parse().ok()
-    });
-    match kib {
-        Some(kib) => format!("{cores} cores, {} GiB of memory", (kib + (1 << 19)) >> 20),
-        None => format!("{cores} cores"),
-    }
 }

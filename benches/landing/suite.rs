@@ -7,10 +7,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::case::{Case, Place, State};
+use crate::case::{Place, State};
 use crate::measure::Run;
 use crate::page;
-use crate::prepare::{CATALOG, TABLE};
+use crate::support::events::{CATALOG, Case, TABLE};
 
 /// Where the page goes, from the repository's root.
 const PAGE: &str = "docs/benchmarks.md";

@@ -17,6 +17,7 @@ pub mod partition;
 pub mod policy;
 pub mod reason;
 pub mod record;
+pub mod retry;
 pub mod state;
 pub mod structure;
 pub mod summary;

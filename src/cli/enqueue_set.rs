@@ -54,7 +54,7 @@ pub async fn enqueue_set(context: EnqueueContext<'_>, args: &SetArgs) -> Result<
             Err(error) => {
                 return match enqueued_before(&context, args, &error).await? {
                     Some(rows) => Ok(EnqueuedSet::Existing(rows)),
-                    None => Err(UserError { message: format!("{}: {}", part.table, error.message), ..error }),
+                    None => Err(error.about(&part.table)),
                 };
             }
         }

@@ -76,10 +76,12 @@ async fn plan_set(context: &Context, file: &Path) -> Result<Answer, UserError> {
     let mut planned = Vec::with_capacity(parts.len());
     let mut lines = Columns::new(&["table", "branch", "class", "would be", "why"]);
     for PartArgs { table, source, target, .. } in &parts {
-        let loaded = enqueue::load(catalog.as_ref(), table, enqueue::Needed::History).await?;
+        let loaded = enqueue::load(catalog.as_ref(), table, enqueue::Needed::History).await;
+        let loaded = loaded.map_err(|error| error.about(table))?;
         enqueue::check_target(&loaded.facts, target)?;
         enqueue::branch_head(&loaded.facts, source, ReasonCode::BranchNotFound)?;
-        for branch in worker.plan(table, target, std::slice::from_ref(source)).await.map_err(of_worker)? {
+        let branches = worker.plan(table, target, std::slice::from_ref(source)).await;
+        for branch in branches.map_err(|error| of_worker(error).about(table))? {
             let result = match &branch.reason {
                 Some(reason) => format!("{} [{reason}]", branch.result),
                 None => branch.result.clone(),

@@ -76,10 +76,14 @@ pub async fn answer_enqueued(
     let (new, rows) = match enqueued {
         EnqueuedSet::New(rows) => (true, rows),
         EnqueuedSet::Existing(rows) => (false, rows),
+        // Both told as errors by whoever enqueued.
         EnqueuedSet::KeyConflict(row) => {
-            // Told as an error by whoever enqueued.
             let text = format!("the key belongs to request {}", row.id);
             return Err(UserError::new(ReasonCode::KeyConflict, text));
+        }
+        EnqueuedSet::RevertedElsewhere(row) => {
+            let text = format!("request {} takes back a part already", row.id);
+            return Err(UserError::new(ReasonCode::WrongState, text));
         }
     };
     let Some(first) = rows.first() else {

@@ -14,6 +14,7 @@ use crate::config::PolicyFolder;
 use crate::error::UserError;
 use crate::ledger::RequestFilter;
 use crate::report::text::count;
+use crate::table::catalog::Capability;
 use crate::validate::Engine;
 use crate::worker::context::{Random, Worker};
 use crate::worker::error::WorkerError;
@@ -73,6 +74,12 @@ pub async fn run(context: &Context, args: &WorkerArgs) -> Result<Answer, UserErr
 pub async fn open(context: &Context) -> Result<Worker, UserError> {
     let catalog = Arc::clone(context.catalog().await?);
     let ledger = context.ledger().await?.clone();
+    for (word, able) in ledger.capabilities(catalog.name()).await? {
+        // Rule S4: what `doctor` found missing is not relied upon.
+        if let Some(missing) = Capability::from_word(&word).filter(|_| !able) {
+            catalog.distrust(missing);
+        }
+    }
     let engine = Engine::start().map_err(|e| UserError::new(ReasonCode::Internal, e.to_string()))?;
     let random: Random = Arc::new(rand::random::<u64>);
     let holder = format!("{}-{:016x}", std::process::id(), random());

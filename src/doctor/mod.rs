@@ -3,6 +3,7 @@
 //! `probe` tries a catalog out on a scratch table that is gone afterwards; `tables` reads what the tables of
 //! the policies are set to. Nothing is ever written to a table of the user's.
 
+mod keys;
 pub mod probe;
 mod several;
 pub mod tables;

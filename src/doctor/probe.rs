@@ -11,6 +11,7 @@ use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::ids::{RefName, SnapshotId, TableName, TableUuid};
 use serde::Serialize;
 
+use super::keys::keys;
 use super::several::several;
 use super::{Found, How};
 use crate::table::branch_writer::{BranchWrite, BranchWriteError, BranchWriter, Removal};
@@ -157,6 +158,9 @@ impl<'a> Scratch<'a> {
             Seen::Wrong(text) | Seen::Unclear(text) => {
                 tried.broken.push(format!("a snapshot with an old sequence number: {text}"));
             }
+        }
+        if self.tools.catalog.capabilities().idempotency_keys {
+            tried.found.push(tried_out(Capability::IdempotencyKeys, keys(self.tools, &self.name).await?));
         }
         Ok(tried)
     }

@@ -3,6 +3,7 @@
 use mergeberg_kernel::facts::{RefKind, TableFacts};
 use mergeberg_kernel::ids::{QueueId, RefName};
 use mergeberg_kernel::policy::TablePolicy;
+use mergeberg_kernel::retry::{How, NotAsSet, not_as_set};
 
 use super::{Remark, Standing};
 
@@ -68,6 +69,20 @@ pub fn remarks(facts: &TableFacts, policy: &TablePolicy, queue: Option<&QueueId>
             "nothing, if that is meant",
         );
     }
+    for NotAsSet { key, value, how } in not_as_set(&facts.properties) {
+        remarks.push(match how {
+            How::NoNumber => Remark::new(
+                Standing::Warning,
+                format!("{key} is '{value}', which is no number: it is not followed"),
+                "set it to a whole number, or remove it",
+            ),
+            How::Beyond(most) => Remark::new(
+                Standing::Ok,
+                format!("{key} is {value}; the queue goes to {most} at most"),
+                "nothing: engines follow it as it stands",
+            ),
+        });
+    }
     remarks
 }
 
@@ -114,6 +129,17 @@ mod tests {
         assert!(kept(19)[0].contains("keeps its last 19 snapshots, and a train may bring 20"));
         assert!(kept(20).is_empty());
         assert_eq!(said(|facts| property(facts, MIN_SNAPSHOTS, "5")).len(), 1);
+    }
+
+    #[test]
+    fn retries_that_are_no_number_or_out_of_bounds_are_told() {
+        let set = |value| said(move |facts| property(facts, "commit.retry.max-wait-ms", value));
+        assert_eq!(set("500"), Vec::<String>::new());
+        assert_eq!(
+            set("soon"),
+            ["commit.retry.max-wait-ms is 'soon', which is no number: it is not followed"]
+        );
+        assert_eq!(set("60000"), ["commit.retry.max-wait-ms is 60000; the queue goes to 10000 at most"]);
     }
 
     #[test]

@@ -124,9 +124,8 @@ impl Ledger {
         }
         let row = insert(&mut tx, new, reverts, now_ms).await?;
         let mut text = format!("{} enqueued by {}", row.describe(), row.principal);
-        if let Some(Reverts { request, reason }) = &row.reverts {
-            let reason = reason.as_ref().map_or(String::new(), |reason| format!(": {reason}"));
-            text.push_str(&format!(", takes back request {request}{reason}"));
+        if let Some(reverts) = &row.reverts {
+            text.push_str(&reverts.in_words());
         }
         let event = NewEvent { text, ..NewEvent::of_request(EventKind::Enqueued, &row) };
         append(&mut tx, &[event], now_ms).await?;

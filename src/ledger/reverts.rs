@@ -22,6 +22,14 @@ pub struct Reverts {
     pub reason: Option<String>,
 }
 
+impl Reverts {
+    /// As a clause behind what says who enqueued it.
+    pub(super) fn in_words(&self) -> String {
+        let reason = self.reason.as_ref().map_or(String::new(), |reason| format!(": {reason}"));
+        format!(", takes back request {}{reason}", self.request)
+    }
+}
+
 /// A landed request whose revert has landed, and stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TakenBack {

@@ -1,7 +1,7 @@
 //! Sets in the ledger: enqueued together, ended together, landed together or not at all.
 
 use mergeberg_kernel::evidence::{Evidence, PinnedInput};
-use mergeberg_kernel::ids::{Epoch, Principal, RequestId, SnapshotId, TableUuid, TrainId};
+use mergeberg_kernel::ids::{Epoch, Principal, RefName, RequestId, SnapshotId, TableUuid, TrainId};
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::RequestEvent;
 
@@ -16,6 +16,7 @@ on_each_database! {
     a_set_that_did_not_land_goes_back_as_a_whole,
     promise_2_a_set_lands_only_what_its_checks_have_read_together,
     no_part_of_a_set_lands_without_the_others,
+    the_revert_of_a_set_is_one_set_while_it_is_open,
 }
 
 fn part(table: &str, pinned: i64) -> NewRequest {
@@ -237,4 +238,48 @@ async fn no_part_of_a_set_lands_without_the_others(home: &Home) {
     }
     assert_eq!(ledger.open_intents().await.unwrap(), []);
     assert_eq!(states(&ledger, &rows).await, ["checking", "checking"]);
+}
+
+async fn the_revert_of_a_set_is_one_set_while_it_is_open(home: &Home) {
+    let ledger = home.ledger().await;
+    let landed = enqueued(&ledger).await;
+    let inverse = |at: i64| -> Vec<(NewRequest, Reverts)> {
+        let tables = landed.iter().zip(["flights", "hours"]);
+        tables
+            .map(|(row, table)| {
+                let reverts = Reverts { request: row.id, reason: Some("bad load".to_owned()) };
+                (NewRequest { source: RefName(format!("r/{at}")), ..part(table, at) }, reverts)
+            })
+            .collect()
+    };
+    let ids = landed.iter().map(|row| row.id).collect();
+    let EnqueuedSet::New(rows) = ledger.enqueue_set_revert(&inverse(20), None, 2).await.unwrap() else {
+        panic!()
+    };
+    let reverted: Vec<i64> = rows.iter().map(|row| row.reverts.as_ref().unwrap().request.0).collect();
+    assert_eq!(reverted, [landed[0].id.0, landed[1].id.0]);
+    assert_eq!(
+        rows.iter().map(|row| row.set).collect::<Vec<_>>(),
+        [Some(InSet { id: rows[0].id, parts: 2 }); 2]
+    );
+    // Whatever branches it was written to.
+    let again = ledger.enqueue_set_revert(&inverse(21), None, 3).await.unwrap();
+    assert_eq!(again, EnqueuedSet::Existing(rows.clone()));
+    assert_eq!(ledger.set_revert_of(&ids, None).await.unwrap(), Some(EnqueuedSet::Existing(rows.clone())));
+    assert_eq!(ledger.set_revert_of(&ids, Some("k")).await.unwrap(), None);
+    let EnqueuedSet::New(keyed) = ledger.enqueue_set_revert(&inverse(22), Some("k"), 4).await.unwrap() else {
+        panic!()
+    };
+    let again = ledger.enqueue_set_revert(&inverse(23), Some("k"), 5).await.unwrap();
+    assert_eq!(again, EnqueuedSet::Existing(keyed.clone()));
+
+    // A part of it by itself is not all of it.
+    let one = [landed[0].id].into();
+    let conflict = EnqueuedSet::RevertedElsewhere(Box::new(rows[0].clone()));
+    assert_eq!(ledger.set_revert_of(&one, None).await.unwrap(), Some(conflict));
+    let conflict = EnqueuedSet::KeyConflict(Box::new(keyed[0].clone()));
+    assert_eq!(ledger.set_revert_of(&one, Some("k")).await.unwrap(), Some(conflict));
+    let (part, reverts) = &inverse(24)[1];
+    let alone = ledger.enqueue_revert(part, reverts, 6).await.unwrap();
+    assert_eq!(alone, Enqueued::Existing(rows[1].clone()), "its part of the set is on its way");
 }

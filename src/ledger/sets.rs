@@ -13,6 +13,7 @@ use super::decode::Fields;
 use super::error::LedgerError;
 use super::events::{EventKind, NewEvent, append};
 use super::requests::{NewRequest, insert};
+use super::reverts::Reverts;
 use super::rows::RequestRow;
 use super::waiting::readable;
 use super::{Ledger, wake};
@@ -47,6 +48,8 @@ pub enum EnqueuedSet {
     Existing(Vec<RequestRow>),
     /// The idempotency key belongs to this other request.
     KeyConflict(Box<RequestRow>),
+    /// A part of what is to be taken back is being taken back already, by this open request.
+    RevertedElsewhere(Box<RequestRow>),
 }
 
 /// A set that has not ended: its lanes, by table uuid.
@@ -69,35 +72,33 @@ impl Ledger {
         if let Some(there) = existing(&mut tx, parts, key).await? {
             return Ok(there);
         }
-        let mut rows = Vec::with_capacity(parts.len());
-        for (at, part) in parts.iter().enumerate() {
-            let idempotency_key = key.filter(|_| at == 0).map(str::to_owned);
-            let part = NewRequest { idempotency_key, ..part.clone() };
-            rows.push(insert(&mut tx, &part, None, now_ms).await?);
+        write(tx, parts.iter().map(|part| (part, None)).collect(), key, now_ms).await
+    }
+
+    /// Appends the set that takes back a landed one, each part with what it takes back. The same key is the same
+    /// set, and so is an open one that takes back the same requests, whatever branches it was written to.
+    pub async fn enqueue_set_revert(
+        &self,
+        parts: &[(NewRequest, Reverts)],
+        key: Option<&str>,
+        now_ms: i64,
+    ) -> Result<EnqueuedSet, LedgerError> {
+        let mut tx = self.begin().await?;
+        let reverted: BTreeSet<RequestId> = parts.iter().map(|(_, reverts)| reverts.request).collect();
+        if let Some(there) = existing_revert(&mut tx, &reverted, key).await? {
+            return Ok(there);
         }
-        let Some(id) = rows.first().map(|row| row.id) else {
-            return Err(LedgerError::NotASet("it has no parts"));
-        };
-        let set = InSet { id, parts: u32::try_from(rows.len()).unwrap_or(u32::MAX) };
-        if set.parts < 2 {
-            return Err(LedgerError::NotASet("it has one part"));
-        }
-        let mut events = Vec::with_capacity(rows.len());
-        for row in &mut rows {
-            query("UPDATE merge_request SET set_id = $1, set_parts = $2 WHERE id = $3")
-                .bind(set.id.0)
-                .bind(i64::from(set.parts))
-                .bind(row.id.0)
-                .execute(&mut tx)
-                .await?;
-            row.set = Some(set);
-            let text = format!("{} enqueued by {}, a part of set {}", row.describe(), row.principal, set.id);
-            events.push(NewEvent { text, ..NewEvent::of_request(EventKind::Enqueued, row) });
-        }
-        append(&mut tx, &events, now_ms).await?;
-        wake(&mut tx).await?;
-        tx.commit().await?;
-        Ok(EnqueuedSet::New(rows))
+        write(tx, parts.iter().map(|(part, reverts)| (part, Some(reverts))).collect(), key, now_ms).await
+    }
+
+    /// The set that takes back these requests, if it was enqueued before: as [`Ledger::enqueue_set_revert`] would find.
+    pub async fn set_revert_of(
+        &self,
+        reverted: &BTreeSet<RequestId>,
+        key: Option<&str>,
+    ) -> Result<Option<EnqueuedSet>, LedgerError> {
+        let mut tx = self.reading().await?;
+        existing_revert(&mut tx, reverted, key).await
     }
 
     /// The parts of a set, in the order in which they were named, without rows that cannot be read (case O36): each says how
@@ -134,6 +135,81 @@ impl Ledger {
         }
         Ok(sets)
     }
+}
+
+/// Writes the parts of a set that is not there, and commits.
+async fn write(
+    mut tx: Transaction,
+    parts: Vec<(&NewRequest, Option<&Reverts>)>,
+    key: Option<&str>,
+    now_ms: i64,
+) -> Result<EnqueuedSet, LedgerError> {
+    let mut rows = Vec::with_capacity(parts.len());
+    for (at, (part, reverts)) in parts.into_iter().enumerate() {
+        let idempotency_key = key.filter(|_| at == 0).map(str::to_owned);
+        let part = NewRequest { idempotency_key, ..part.clone() };
+        rows.push(insert(&mut tx, &part, reverts, now_ms).await?);
+    }
+    let Some(id) = rows.first().map(|row| row.id) else {
+        return Err(LedgerError::NotASet("it has no parts"));
+    };
+    let set = InSet { id, parts: u32::try_from(rows.len()).unwrap_or(u32::MAX) };
+    if set.parts < 2 {
+        return Err(LedgerError::NotASet("it has one part"));
+    }
+    let mut events = Vec::with_capacity(rows.len());
+    for row in &mut rows {
+        query("UPDATE merge_request SET set_id = $1, set_parts = $2 WHERE id = $3")
+            .bind(set.id.0)
+            .bind(i64::from(set.parts))
+            .bind(row.id.0)
+            .execute(&mut tx)
+            .await?;
+        row.set = Some(set);
+        let mut text = format!("{} enqueued by {}, a part of set {}", row.describe(), row.principal, set.id);
+        if let Some(reverts) = &row.reverts {
+            text.push_str(&reverts.in_words());
+        }
+        events.push(NewEvent { text, ..NewEvent::of_request(EventKind::Enqueued, row) });
+    }
+    append(&mut tx, &events, now_ms).await?;
+    wake(&mut tx).await?;
+    tx.commit().await?;
+    Ok(EnqueuedSet::New(rows))
+}
+
+/// The set that the key, or an open revert of one of these requests, names.
+async fn existing_revert(
+    conn: &mut Transaction,
+    reverted: &BTreeSet<RequestId>,
+    key: Option<&str>,
+) -> Result<Option<EnqueuedSet>, LedgerError> {
+    let mut found = None;
+    if let Some(key) = key {
+        let sql = "SELECT * FROM merge_request WHERE idempotency_key = $1";
+        found = query(sql).bind(key).fetch_optional(&mut *conn).await?;
+    }
+    // A key is asked for alone, as that of any request.
+    for request in reverted.iter().filter(|_| key.is_none()) {
+        let sql =
+            "SELECT * FROM merge_request WHERE reverts = $1 AND ended_at_ms IS NULL ORDER BY id LIMIT 1";
+        found = query(sql).bind(request.0).fetch_optional(&mut *conn).await?;
+        if found.is_some() {
+            break;
+        }
+    }
+    let Some(found) = found else { return Ok(None) };
+    let row = RequestRow::decode(&found)?;
+    if let Some(set) = row.set {
+        let rows = parts_of(conn, set.id).await?;
+        let there: BTreeSet<RequestId> =
+            rows.iter().filter_map(|row| Some(row.reverts.as_ref()?.request)).collect();
+        if rows.len() == there.len() && there == *reverted {
+            return Ok(Some(EnqueuedSet::Existing(rows)));
+        }
+    }
+    let row = Box::new(row);
+    Ok(Some(if key.is_some() { EnqueuedSet::KeyConflict(row) } else { EnqueuedSet::RevertedElsewhere(row) }))
 }
 
 /// The set that the key, or an open set that the same sources, names.

@@ -11,6 +11,7 @@ use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{RefName, TableName};
 use mergeberg_kernel::reason::ReasonCode;
 use serde::Serialize;
+use uuid::Uuid;
 
 use super::create::TableDefinition;
 use super::error::plain;
@@ -203,6 +204,18 @@ pub enum SetOutcome {
     Unknown(String),
 }
 
+/// The bare answer to a commit under a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum KeyedAnswer {
+    /// The catalog says that it is applied.
+    Yes,
+    /// The catalog refuses it, with these words.
+    No(String),
+    /// No answer that says either.
+    Unclear(String),
+}
+
 #[async_trait]
 pub trait Catalog: Send + Sync {
     /// The catalog's name in `mergeberg.toml`.
@@ -240,6 +253,21 @@ pub trait Catalog: Send + Sync {
         let error = CatalogError::Refused(format!("{} cannot commit to several tables at once", self.name()));
         SetOutcome::NotApplied { at: 0, outcome: CommitOutcome::Refused(error) }
     }
+
+    /// Sends a commit once, under this idempotency key, and gives the bare answer: to try out what the catalog makes of
+    /// keys. Commits that matter are sent by [`Self::commit`], which judges what it is told.
+    async fn commit_under_key(
+        &self,
+        _key: Uuid,
+        _base: &LoadedTable,
+        _requirements: &[Requirement],
+        _updates: &[Update],
+    ) -> KeyedAnswer {
+        KeyedAnswer::Unclear(format!("{} knows no keys", self.name()))
+    }
+
+    /// What the catalog says of itself was found wrong (rule S4): it is not relied upon from here on.
+    fn distrust(&self, _capability: Capability) {}
 
     /// Makes an empty table to try things out on. Its name starts with [`SCRATCH_PREFIX`], its namespace has
     /// to exist. No other table is ever made by a queue.

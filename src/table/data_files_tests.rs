@@ -59,6 +59,13 @@ async fn codec_folder_and_file_size_of_the_table_are_honoured() {
     assert!(files.iter().all(|f| f.fact.path.starts_with(&format!("{folder}/carrier=UA/"))));
     assert_eq!(parquet(&files[0]).metadata().row_group(0).column(0).compression(), Compression::SNAPPY);
 
+    // Names are not spread: the partition stays readable in them, and no reader depends on either.
+    let test = TestTable::with_properties(&[("write.object-storage.enabled", "true")]);
+    let files =
+        DataFileWriter::write_batches(&test.table, schema_id, vec![batch(&[(1, "UA")])]).await.unwrap();
+    let folder = format!("{}/data/carrier=UA/", test.table.facts.location);
+    assert!(files[0].fact.path.starts_with(&folder), "{}", files[0].fact.path);
+
     let test = TestTable::with_properties(&[("write.parquet.compression-codec", "lzo")]);
     let error = DataFileWriter::write_batches(&test.table, schema_id, vec![]).await.unwrap_err();
     assert_eq!(error.reason(), ReasonCode::FormatUnsupported);

@@ -14,6 +14,8 @@ mod database;
 mod place;
 #[cfg(test)]
 mod postgres_tests;
+#[cfg(test)]
+mod property_tests;
 mod set_commit;
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use mergeberg_kernel::ids::RefName;
 
 use super::context::Worker;
 use super::error::WorkerError;
-use super::protocol::MAX_POINTER_RETRIES;
+use super::tries::Tries;
 use crate::table::catalog::{CommitOutcome, SetOutcome, TableChange};
 use crate::table::loaded::LoadedTable;
 
@@ -46,7 +46,8 @@ impl Worker {
             return Ok(Ok(self.catalog.commit(table, &requirements, updates).await));
         }
         let own = TableChange { base: Arc::clone(table), requirements, updates };
-        for tries in 1..=MAX_POINTER_RETRIES {
+        let mut tries = Tries::of_landing(table);
+        loop {
             let mut changes = vec![own.clone()];
             match self.fences(fenced).await? {
                 Ok(fences) => changes.extend(fences),
@@ -63,9 +64,11 @@ impl Worker {
                     return Ok(Ok(CommitOutcome::Refused(error)));
                 }
                 // Whether its head stands is seen when it is sent again.
-                SetOutcome::NotApplied { .. } => self.pause(tries).await,
+                SetOutcome::NotApplied { .. } if self.again(&mut tries).await => {}
+                SetOutcome::NotApplied { .. } => {
+                    return Ok(Err("tables that checks have read are written without a pause".to_owned()));
+                }
             }
         }
-        Ok(Err("tables that checks have read are written without a pause".to_owned()))
     }
 }

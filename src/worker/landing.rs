@@ -13,11 +13,12 @@ use super::error::WorkerError;
 use super::judge::Passed;
 use super::losses::{Loss, conflict};
 use super::pins::pins_of;
-use super::protocol::{MAX_POINTER_RETRIES, Progress, Train};
+use super::protocol::{Progress, Train};
 use super::settle::{Finding, read_outcome};
 use super::stage::Candidates;
 use super::staging::source_at_pin;
 use super::step::{Step, reached};
+use super::tries::Tries;
 use crate::ledger::{Intent, IntentCar};
 use crate::table::catalog::CommitOutcome;
 use crate::table::loaded::LoadedTable;
@@ -48,7 +49,7 @@ impl Worker {
 
         // One time for the whole landing: a tag's name must not change while it is sent again.
         let now_ms = self.now_ms();
-        let mut tries = 0;
+        let mut tries = Tries::of_landing(&table);
         loop {
             let (requirements, updates) =
                 landing(self.ledger.queue_id(), train, &table, &candidates, &keep, now_ms);
@@ -72,11 +73,10 @@ impl Worker {
                 CommitOutcome::PointerMoved => {
                     let now = self.catalog.load(&train.lane().table).await?;
                     let loss = conflict(&table, &now);
-                    tries += 1;
                     if let Some(why) = self.other_rules(train, &now) {
                         (Loss::HeadMoved, why)
-                    } else if tries < MAX_POINTER_RETRIES && loss == Loss::PointerMoved {
-                        self.pause(tries).await;
+                    } else if loss == Loss::PointerMoved && self.again(&mut tries).await {
+                        // What others wrote during the pause is seen when it is sent.
                         table = now;
                         continue;
                     } else {

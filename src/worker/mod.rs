@@ -34,5 +34,6 @@ pub mod staging;
 pub mod step;
 pub mod structure;
 pub mod tick;
+mod tries;
 mod unite;
 pub mod verdicts;

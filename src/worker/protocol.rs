@@ -32,9 +32,7 @@ use super::staging::Staged;
 use super::step::{Step, reached};
 use super::structure::Structures;
 
-/// Times that a commit is sent again because another branch of the table was written meanwhile.
-pub(super) const MAX_POINTER_RETRIES: u32 = 30;
-/// First pause before it is sent again, in milliseconds; doubled each time up to the bound, with jitter.
+/// First pause before something is tried again, in milliseconds; doubled each time up to the bound, with jitter.
 const RETRY_FIRST_MS: u64 = 2;
 const RETRY_MOST_MS: u64 = 200;
 

@@ -14,10 +14,11 @@ use super::error::WorkerError;
 use super::judge::Passed;
 use super::landing::{grew, intent_of, landing};
 use super::losses::{Loss, conflict};
-use super::protocol::{MAX_POINTER_RETRIES, Progress};
+use super::protocol::Progress;
 use super::set_run::Part;
 use super::settle::{Finding, read_outcome};
 use super::step::{Step, reached};
+use super::tries::Tries;
 use crate::ledger::{Change, Intent};
 use crate::table::catalog::{CommitOutcome, SetOutcome, TableChange};
 use crate::table::loaded::LoadedTable;
@@ -78,7 +79,7 @@ impl Worker {
         // One time for the whole landing: a tag's name must not change while it is sent again.
         let now_ms = self.now_ms();
         let mut keep: Vec<BTreeSet<RefName>> = vec![BTreeSet::new(); parts.len()];
-        let mut tries = 0;
+        let mut tries = Tries::of_landings(tables.iter().map(Arc::as_ref));
         loop {
             let mut changes: Vec<TableChange> = parts
                 .iter()
@@ -117,9 +118,7 @@ impl Worker {
             };
             let (Some(part), Some(table)) = (parts.get(at), tables.get_mut(at)) else {
                 // A table that a check has read: whether its head stands is seen when it is sent again.
-                tries += 1;
-                if tries < MAX_POINTER_RETRIES {
-                    self.pause(tries).await;
+                if self.again(&mut tries).await {
                     continue;
                 }
                 let why = "tables that checks have read are written without a pause".to_owned();
@@ -130,11 +129,9 @@ impl Worker {
                 CommitOutcome::PointerMoved => {
                     let now = self.catalog.load(name).await?;
                     let loss = conflict(table, &now);
-                    tries += 1;
                     if let Some(why) = self.other_rules(&part.train, &now) {
                         (Loss::HeadMoved, why)
-                    } else if tries < MAX_POINTER_RETRIES && loss == Loss::PointerMoved {
-                        self.pause(tries).await;
+                    } else if loss == Loss::PointerMoved && self.again(&mut tries).await {
                         *table = now;
                         continue;
                     } else {

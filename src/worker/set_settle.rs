@@ -5,7 +5,7 @@ use mergeberg_kernel::ids::{Epoch, RequestId, TableName};
 use super::context::Worker;
 use super::error::WorkerError;
 use super::protocol::Progress;
-use super::settle::{Finding, MAX_FENCE_TRIES, read_outcome};
+use super::settle::{Finding, MAX_SET_LOOKS, read_outcome};
 use crate::ledger::Intent;
 use crate::table::catalog::CatalogError;
 
@@ -45,7 +45,7 @@ impl Worker {
     /// The landing requires every fence, so the removal of one proves that it has not happened and never will, on any
     /// table. None is removed while a table shows that it has.
     async fn find_out_set(&self, set: RequestId, intents: &[Intent]) -> Result<Finding, WorkerError> {
-        for tries in 1..=MAX_FENCE_TRIES {
+        for tries in 1..=MAX_SET_LOOKS {
             let seen = self.look_at_all(intents).await?;
             if seen.replaced {
                 return Ok(Finding::Replaced);
@@ -68,7 +68,7 @@ impl Worker {
                     finding => return Ok(finding),
                 },
                 // The nodes of a catalog may show one commit one after the other.
-                Some(_) if tries == MAX_FENCE_TRIES => return Ok(by_halves(set, &seen.landed)),
+                Some(_) if tries == MAX_SET_LOOKS => return Ok(by_halves(set, &seen.landed)),
                 Some(_) => {}
             }
             self.pause(tries).await;

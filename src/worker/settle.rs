@@ -14,13 +14,16 @@ use super::error::WorkerError;
 use super::landing::landed_of;
 use super::protocol::{Progress, Train};
 use super::stage::{Candidates, REQUEST_KEY};
+use super::tries::Tries;
 use crate::ledger::{Intent, TrainRow, TrainStatus};
 use crate::table::catalog::CommitOutcome;
 use crate::table::cleanup::{WrittenFiles, delete_files};
 use crate::table::loaded::LoadedTable;
 
-/// Times that the removal of a fence is sent within one tick.
-pub(super) const MAX_FENCE_TRIES: u32 = 10;
+/// Times that the removal of a train that did not land is sent within one tick.
+const MAX_REMOVALS: u32 = 10;
+/// Looks at the tables of a set within one tick; each look at one of them has the bounds of [`Tries`].
+pub(super) const MAX_SET_LOOKS: u32 = 10;
 
 /// What the catalog shows of a landing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,10 +95,11 @@ impl Worker {
     }
 
     pub(super) async fn find_out(&self, intent: &Intent) -> Result<Finding, WorkerError> {
-        let mut tries = 0;
+        let mut tries: Option<Tries> = None;
         let mut removed = false;
         loop {
             let table = self.catalog.load(&intent.table).await?;
+            let tries = tries.get_or_insert_with(|| Tries::of_status(&table));
             if table.facts.uuid != intent.table_uuid {
                 // The name belongs to another table now; what became of ours cannot be read from it.
                 return Ok(Finding::Unknown);
@@ -107,11 +111,9 @@ impl Worker {
                     Finding::Unknown | Finding::NotLanded if !self.is_current(&table, intent).await? => {}
                     finding => return Ok(finding),
                 }
-                tries += 1;
-                if tries >= MAX_FENCE_TRIES {
+                if !self.again(tries).await {
                     return Ok(Finding::Unknown);
                 }
-                self.pause(tries).await;
                 continue;
             }
             let updates = vec![Update::RemoveRef(intent.temp_ref.clone())];
@@ -136,11 +138,9 @@ impl Worker {
                 | CommitOutcome::NameTaken(_)
                 | CommitOutcome::TableChanged(_) => return Ok(Finding::Unknown),
             }
-            tries += 1;
-            if tries >= MAX_FENCE_TRIES {
+            if !self.again(tries).await {
                 return Ok(Finding::Unknown);
             }
-            self.pause(tries).await;
         }
     }
 
@@ -188,7 +188,7 @@ impl Worker {
         tail: Option<SnapshotId>,
         own: &[SnapshotId],
     ) -> Result<bool, WorkerError> {
-        for tries in 1..=MAX_FENCE_TRIES {
+        for tries in 1..=MAX_REMOVALS {
             let table = self.catalog.load(&lane.table).await?;
             let facts = &table.facts;
             if facts.uuid != lane.uuid {

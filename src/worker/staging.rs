@@ -14,8 +14,9 @@ use super::error::WorkerError;
 use super::gather::Gathered;
 use super::losses::{Loss, conflict};
 use super::pins::age_of;
-use super::protocol::{MAX_POINTER_RETRIES, Train};
+use super::protocol::Train;
 use super::stage::{Candidates, VANISHED_ROWS};
+use super::tries::Tries;
 use crate::ledger::{Change, TrainRow, TrainStatus};
 use crate::table::catalog::CommitOutcome;
 use crate::table::loaded::LoadedTable;
@@ -63,9 +64,11 @@ impl Worker {
         candidates: &mut Candidates,
     ) -> Result<Staged, WorkerError> {
         let mut table = Arc::clone(&train.gathered.table);
-        for tries in 1..MAX_POINTER_RETRIES {
+        let mut tries = Tries::of_staging(&table);
+        loop {
             let outcome = self.send_staging(train, &table, candidates).await;
-            if !matches!(outcome, CommitOutcome::PointerMoved | CommitOutcome::TableChanged(_)) {
+            let is_moved = matches!(outcome, CommitOutcome::PointerMoved | CommitOutcome::TableChanged(_));
+            if !is_moved || !self.again(&mut tries).await {
                 return self.staged(train, candidates, outcome).await;
             }
             let now = self.catalog.load(&train.lane().table).await?;
@@ -75,11 +78,9 @@ impl Worker {
             let superseded = self.write_again(&now, candidates).await?;
             self.ledger.rewrite_train(train.epoch, &train.id, &written_json(candidates)?).await?;
             self.delete_superseded(&now, &superseded).await;
-            tracing::debug!(train = %train.id, tries, "other branches were written; the train is staged again");
+            tracing::debug!(train = %train.id, "other branches were written; the train is staged again");
             table = now;
         }
-        let outcome = self.send_staging(train, &table, candidates).await;
-        self.staged(train, candidates, outcome).await
     }
 
     async fn send_staging(

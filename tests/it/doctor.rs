@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::binary::{Ran, run_in};
 use crate::support::child::LONG_LEASE;
-use crate::support::fault_server::{Ask, Do, Manners};
+use crate::support::fault_server::{Ask, Do, KeysAre, Manners};
 use crate::support::shop::Shop;
 use crate::support::{House, ORDERS_POLICY, order};
 
@@ -140,6 +140,47 @@ async fn case_o30_a_server_that_commits_table_by_table_is_found_out() {
 
     let text = doctor(house.dir.path(), &[]).stdout;
     assert!(text.contains("requests over several tables are refused at enqueue"), "{text}");
+}
+
+/// A server's word on idempotency keys is tried out: what it says is believed only as far as it does it.
+#[tokio::test(flavor = "multi_thread")]
+async fn idempotency_keys_are_tried_out() {
+    for (keys, seen) in [
+        (KeysAre::Known, None),
+        (KeysAre::Compared, None),
+        (KeysAre::Ignored, Some("a commit that was sent twice under one key was looked at twice: 409")),
+        (KeysAre::PartOfTheBody, Some("another commit under a key that was used was applied")),
+    ] {
+        let shop = Shop::orders(Manners { idempotency_keys: true, keys, ..Manners::default() }).await;
+        let house = &shop.house;
+        house.append_on_new("ingest/a", &[order(4, 22)]).await;
+        house.append("main", &[order(9, 25)]).await;
+        let uri = shop.server.settings().uri;
+        house.configure_for(&format!("type = \"rest\"\nuri = \"{uri}\""), LONG_LEASE);
+        let folder = house.dir.path();
+
+        let told = doctor(folder, &["--scratch", "shop", "--json"]).json();
+
+        let found = tried(&told);
+        assert_eq!(found[4], ("idempotency-keys".to_owned(), Value::from(seen.is_none())), "{told}");
+        assert_ne!(told["standing"], "broken", "nothing rests on them: {told}");
+        let said = told["capabilities"][4]["seen"].as_str().unwrap_or_default();
+        assert!(said.starts_with(seen.unwrap_or_default()), "{told}");
+
+        // A worker relies on what was found, not on what was said: a lost landing is sent again under its key, or not.
+        let request = house.enqueue("ingest/a").await;
+        shop.server.next(Ask::Landing, Do::Say(503));
+        assert_eq!(run_in(folder, &["worker", "--drain"]).code, 0);
+        shop.landed_once(request).await;
+        let landings = shop.server.requests(Ask::Landing);
+        let keyed: Vec<Option<&String>> = landings.iter().map(|l| l.headers.get("idempotency-key")).collect();
+        let own = &keyed[keyed.len() - 2..];
+        if seen.is_none() {
+            assert!(own[0].is_some() && own[0] == own[1], "{keyed:?}");
+        } else {
+            assert_eq!(own, [None, None], "planned again, without a key");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -30,7 +30,7 @@ async fn work(worker: &Worker) -> Result<Ended, WorkerError> {
 }
 
 /// ORD with one request that appends key 4 to day 22.
-async fn house_with_one() -> (House, RequestId) {
+pub async fn house_with_one() -> (House, RequestId) {
     let house = House::orders(ORDERS_POLICY).await;
     house.append_on_new("ingest/a", &[order(4, 22)]).await;
     let request = house.enqueue("ingest/a").await;
@@ -60,7 +60,7 @@ impl House {
         })
     }
 
-    async fn landed_once(&self, request: RequestId) {
+    pub async fn landed_once(&self, request: RequestId) {
         assert_eq!(self.state(request).await, "landed");
         assert_eq!(self.keys("main").await, [1, 2, 3, 4]);
         self.assert_nothing_left().await;

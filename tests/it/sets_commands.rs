@@ -24,18 +24,18 @@ impl Mall {
         (output.status.success(), text(output.stdout), text(output.stderr))
     }
 
-    fn ok(&self, arguments: &[&str]) -> String {
+    pub fn ok(&self, arguments: &[&str]) -> String {
         let (ok, text, error) = self.run(arguments);
         assert!(ok, "{arguments:?}: {text}{error}");
         text
     }
 
-    fn json(&self, arguments: &[&str]) -> Value {
+    pub fn json(&self, arguments: &[&str]) -> Value {
         serde_json::from_str(&self.ok(&[&["--json"], arguments].concat())).unwrap()
     }
 
     /// The code and the text of a refusal.
-    fn refused(&self, arguments: &[&str]) -> (String, String) {
+    pub fn refused(&self, arguments: &[&str]) -> (String, String) {
         let (ok, text, error) = self.run(arguments);
         assert!(!ok, "{arguments:?}: {text}");
         let code =
@@ -120,6 +120,14 @@ async fn a_set_is_cancelled_as_a_whole() {
     assert!(mall.orders.head("release/1").await.is_some());
 }
 
+/// A set whose second part is pinned at this snapshot.
+fn one_part_at(snapshot: i64) -> String {
+    format!(
+        "[[part]]\ntable = \"shop.orders\"\nsource = \"release/1\"\n\n[[part]]\ntable = \"shop.items\"\n\
+         source = \"release/1\"\nsnapshot = {snapshot}\n"
+    )
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_input_is_refused_before_anything_is_written() {
     let mall = mall().await;
@@ -133,7 +141,14 @@ async fn bad_input_is_refused_before_anything_is_written() {
     mall.items.append_on_new("items/only", &[order(52, 22)]).await;
     let (code, text) = with(&["--table", ITEMS, "--table", ORDERS, "--source", "items/only"]);
     assert!(
-        code == "branch-not-found" && text.contains("shop.orders: branch 'items/only' not found"),
+        code == "branch-not-found"
+            && text.starts_with("error: branch 'items/only' not found in shop.orders  ["),
+        "{text}"
+    );
+    // What says no table by itself is told with it, once.
+    let (code, text) = with(&["--set", mall.file(&one_part_at(7))]);
+    assert!(
+        code == "snapshot-not-found" && text.starts_with("error: shop.items: snapshot 7 is not in"),
         "{text}"
     );
     let (code, _) = with(&["--table", ORDERS, "--table", ITEMS, "--wap-id", "w"]);

@@ -85,6 +85,29 @@ async fn a_set_lands_by_one_transaction_and_no_reader_sees_half() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_set_is_taken_back_by_one_transaction() {
+    for act in [None, Some(Do::ActThenClose), Some(Do::Say(503))] {
+        let pair = Pair::with_set(Manners::default()).await;
+        drain(&pair.orders().worker).await;
+        pair.landed_once("there").await;
+        let revert = pair.orders().revert_set(pair.set[0]).await;
+        if let Some(act) = act {
+            pair.shop.server.next(Ask::Transaction, act);
+        }
+        let reader = pair.reader().await;
+        drain(&pair.orders().worker).await;
+        assert_eq!(reader.ends().await, Vec::<String>::new(), "{act:?}");
+        assert_eq!(pair.orders().states(&revert).await, ["landed"; 2], "{act:?}");
+        for house in pair.both() {
+            let keys = house.keys("main").await;
+            assert!(keys.starts_with(&[1, 2]) && !keys.contains(&50) && keys.contains(&1_050), "{act:?}");
+            assert!(house.refs().await.iter().all(|name| !name.starts_with("mergeberg/")), "{act:?}");
+            house.assert_sound().await;
+        }
+    }
+}
+
 /// Case O24 for several tables: whatever becomes of the answer, each of them is read.
 #[tokio::test(flavor = "multi_thread")]
 async fn case_o24_a_lost_answer_of_a_transaction_neither_loses_nor_doubles() {

@@ -8,6 +8,8 @@ use super::super::answer::Answer;
 use super::super::context::{Context, principal};
 use super::super::enqueue::EnqueueContext;
 use super::super::request::{answer_enqueued, parse_duration};
+use super::super::sets;
+use super::set::revert_set;
 use super::{RevertArgs, RevertContext, revert};
 use crate::error::UserError;
 use crate::table::manifests::ManifestStore;
@@ -15,8 +17,11 @@ use crate::worker::context::MANIFEST_CACHE_BYTES;
 
 #[derive(Debug, Args)]
 pub struct RevertCommand {
-    /// Id of the landed request.
+    /// Id of the landed request; that of a set, or of any of its parts, takes back the set.
     pub id: i64,
+    /// Of a set: take back this part by itself, and leave its other tables as they are.
+    #[arg(long)]
+    pub alone: bool,
     /// Why; kept with the request.
     #[arg(long)]
     pub reason: Option<String>,
@@ -38,7 +43,7 @@ pub struct RevertCommand {
 }
 
 pub async fn run(context: &Context, args: RevertCommand) -> Result<Answer, UserError> {
-    let RevertCommand { id, reason, class, key, principal: named, wait: waits, timeout } = args;
+    let RevertCommand { id, alone, reason, class, key, principal: named, wait: waits, timeout } = args;
     let args = RevertArgs {
         request: RequestId(id),
         reason,
@@ -55,7 +60,11 @@ pub async fn run(context: &Context, args: RevertCommand) -> Result<Answer, UserE
         now_ms: context.now_ms(),
     };
     let store = ManifestStore::new(MANIFEST_CACHE_BYTES);
-    let enqueued =
-        revert(RevertContext { enqueue, store: &store, random: &rand::random::<u64> }, &args).await?;
+    let revert_context = RevertContext { enqueue, store: &store, random: &rand::random::<u64> };
+    if let Some(set) = ledger.request(args.request).await?.set.filter(|_| !alone) {
+        let enqueued = revert_set(revert_context, &args, set).await?;
+        return sets::answer_enqueued(ledger, enqueued, waits, timeout).await;
+    }
+    let enqueued = revert(revert_context, &args).await?;
     answer_enqueued(ledger, enqueued, waits, timeout).await
 }

@@ -3,11 +3,12 @@
 //!
 //! The inverse depends on the files that the request changed and on nothing else, so what came beside them stays.
 //! It is written as one snapshot on a branch of the queue's own; from there on it is classified, checked and landed
-//! like any other request. That it is a revert only the ledger knows.
+//! like any other request. That it is a revert only the ledger knows. A set is taken back as a set ([`set`]).
 
 pub mod command;
 mod files;
 mod plan;
+pub mod set;
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ use super::enqueue::{
     usable_table,
 };
 use crate::error::UserError;
-use crate::ledger::{Enqueued, NewRequest, RequestRow, Reverts};
+use crate::ledger::{Enqueued, Ledger, NewRequest, RequestRow, Reverts};
 use crate::table::catalog::CommitOutcome;
 use crate::table::cleanup::{WrittenFiles, delete_files};
 use crate::table::loaded::LoadedTable;
@@ -55,8 +56,8 @@ pub struct RevertArgs {
     pub principal: Principal,
 }
 
-/// Writes the inverse and enqueues it. The same command again is the same request while that is open, and with a
-/// key for ever.
+/// Writes the inverse of one request and enqueues it, of a part of a set by itself too. The same command again is the
+/// same request while that is open, and with a key for ever.
 pub async fn revert(context: RevertContext<'_>, args: &RevertArgs) -> Result<Enqueued, UserError> {
     check(args)?;
     let ledger = context.enqueue.ledger;
@@ -67,23 +68,45 @@ pub async fn revert(context: RevertContext<'_>, args: &RevertArgs) -> Result<Enq
         return if same { Ok(Enqueued::Existing(row)) } else { Err(key_conflict(Some(key), &row)) };
     }
     let row = ledger.request(args.request).await?;
-    if row.state != RequestState::Landed {
-        return Err(UserError::new(
-            ReasonCode::WrongState,
-            format!("request {} is {}: only what has landed can be taken back", row.id, row.state),
-        ));
-    }
+    must_have_landed(&row)?;
     if args.idempotency_key.is_none()
         && let Some(open) = ledger.reverts_of(row.id).await?.into_iter().find(|r| !r.state.is_final())
     {
         return Ok(Enqueued::Existing(open));
     }
+    let candidates = published(ledger, &row).await?;
+    let new = Revert { context, args, row: &row, candidates: &candidates }.write_branch().await?;
+    match ledger.enqueue_revert(&new, &args.reverts(row.id), context.enqueue.now_ms).await? {
+        Enqueued::KeyConflict(other) => Err(key_conflict(args.idempotency_key.as_deref(), &other)),
+        // Somebody else's, or that of a former try: our branch is nobody's, and is tidied up.
+        done => Ok(done),
+    }
+}
+
+impl RevertArgs {
+    fn reverts(&self, request: RequestId) -> Reverts {
+        Reverts { request, reason: self.reason.clone() }
+    }
+}
+
+fn must_have_landed(row: &RequestRow) -> Result<(), UserError> {
+    if row.state == RequestState::Landed {
+        return Ok(());
+    }
+    Err(UserError::new(
+        ReasonCode::WrongState,
+        format!("request {} is {}: only what has landed can be taken back", row.id, row.state),
+    ))
+}
+
+/// Snapshots that published the request, oldest first; never none.
+async fn published(ledger: &Ledger, row: &RequestRow) -> Result<Vec<SnapshotId>, UserError> {
     let receipt = ledger.receipt_of_request(row.id).await?;
     let candidates = receipt.as_ref().and_then(|receipt| receipt.car(row.id)).map(|car| &car.candidates);
-    let Some(candidates) = candidates.filter(|candidates| !candidates.is_empty()) else {
-        return Err(UserError::new(ReasonCode::Internal, format!("request {} has no receipt", row.id)));
-    };
-    Revert { context, args, row: &row, candidates }.make().await
+    match candidates {
+        Some(candidates) if !candidates.is_empty() => Ok(candidates.clone()),
+        _ => Err(UserError::new(ReasonCode::Internal, format!("request {} has no receipt", row.id))),
+    }
 }
 
 fn check(args: &RevertArgs) -> Result<(), UserError> {
@@ -116,8 +139,9 @@ struct Written {
 }
 
 impl Revert<'_> {
-    async fn make(&self) -> Result<Enqueued, UserError> {
-        let EnqueueContext { catalog, ledger, policies: _, now_ms } = self.context.enqueue;
+    /// Writes the inverse to a branch of its own, and commits that: what is to be enqueued.
+    async fn write_branch(&self) -> Result<NewRequest, UserError> {
+        let EnqueueContext { catalog, ledger: _, policies: _, now_ms: _ } = self.context.enqueue;
         // What comes back is the same whatever the target does meanwhile: it is written once.
         let mut restored: Option<Restored> = None;
         for _ in 0..MAX_COMMIT_TRIES {
@@ -132,15 +156,7 @@ impl Revert<'_> {
             let Written { requirements, updates, branch, snapshot, class, files } = written;
             match catalog.commit(&table, &requirements, updates).await {
                 CommitOutcome::Landed(table) => {
-                    let new = self.request(&table, branch, snapshot, class);
-                    let reverts = Reverts { request: self.row.id, reason: self.args.reason.clone() };
-                    return match ledger.enqueue_revert(&new, &reverts, now_ms).await? {
-                        Enqueued::KeyConflict(other) => {
-                            Err(key_conflict(self.args.idempotency_key.as_deref(), &other))
-                        }
-                        // Somebody else's, or that of a former try: our branch is nobody's, and is tidied up.
-                        done => Ok(done),
-                    };
+                    return Ok(self.request(&table, branch, snapshot, class));
                 }
                 CommitOutcome::Refused(error) => {
                     self.discard(&table, files, restored.take()).await;

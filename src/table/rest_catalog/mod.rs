@@ -14,6 +14,7 @@ mod auth;
 mod aws_signature;
 mod grants;
 mod http;
+mod keys;
 mod paths;
 mod server;
 mod set_commit;
@@ -30,7 +31,7 @@ use iceberg::io::FileIO;
 use mergeberg_kernel::commit::{Requirement, Update};
 use mergeberg_kernel::ids::TableName;
 use reqwest::StatusCode;
-use reqwest::header::{HeaderName, HeaderValue, IF_NONE_MATCH};
+use reqwest::header::{HeaderValue, IF_NONE_MATCH};
 use uuid::Uuid;
 
 pub use self::aws_signature::{AwsKeys, AwsSettings, SIGNING_KEYS};
@@ -39,13 +40,14 @@ pub use self::transport::Patience;
 
 use self::answers::{Refusal, Sent, difference, of_refusal};
 use self::grants::TableGrants;
+use self::keys::Keys;
 use self::server::{Server, refused};
 use self::tables::{Held, Newer, read_reply};
 use self::transport::{Failure, Reply, pause};
 use self::wire::{CatalogConfig, ErrorModel, commit_request};
 use super::catalog::{
-    Capabilities, Catalog, CatalogError, Clock, CommitOutcome, SetOutcome, TableChange, off_runtime,
-    remove_scratch_files, require_scratch,
+    Capabilities, Capability, Catalog, CatalogError, Clock, CommitOutcome, KeyedAnswer, SetOutcome,
+    TableChange, off_runtime, remove_scratch_files, require_scratch,
 };
 use super::create::TableDefinition;
 use super::error::plain;
@@ -55,10 +57,7 @@ use super::table_cache::TableCache;
 
 /// Times that a table is asked for whose answer is older than one before, or no answer at all.
 const LOAD_ATTEMPTS: u32 = 6;
-/// Times that a commit is sent under one idempotency key.
-const KEYED_ATTEMPTS: u32 = 3;
 
-const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// An endpoint by which a server says that it commits to several tables at once.
 const COMMIT_TRANSACTION: &str = "POST /v1/{prefix}/transactions/commit";
 
@@ -67,6 +66,7 @@ pub struct RestCatalog {
     name: String,
     server: Arc<Server>,
     capabilities: Capabilities,
+    keys: Keys,
     accesses: Mutex<TableCache<Access>>,
     cache: Mutex<TableCache<Held>>,
 }
@@ -86,6 +86,7 @@ impl RestCatalog {
             name: settings.name.clone(),
             server: Arc::new(server),
             capabilities: capabilities(&config),
+            keys: Keys::of(&config),
             accesses: Mutex::default(),
             cache: Mutex::default(),
         })
@@ -171,7 +172,7 @@ impl Catalog for RestCatalog {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.capabilities
+        Capabilities { idempotency_keys: self.keys.are_known(), ..self.capabilities }
     }
 
     async fn list_tables(&self) -> Result<Vec<TableName>, CatalogError> {
@@ -250,15 +251,12 @@ impl Catalog for RestCatalog {
             Err(error) => return CommitOutcome::Refused(error),
         };
         let body = commit_request(table, requirements, &updates).to_string().into_bytes();
-        let key = self.capabilities.idempotency_keys.then(|| Uuid::now_v7().to_string());
-        let key = key.and_then(|key| HeaderValue::from_str(&key).ok());
-        let extra: Vec<_> = key.map(|key| (IDEMPOTENCY_KEY, key)).into_iter().collect();
-        let attempts = if extra.is_empty() { 1 } else { KEYED_ATTEMPTS };
+        let sendings = self.keys.for_one_commit();
         let sent = Sent { base, requirements, updates: &updates };
         let token = self.access(table).grants.token();
         let mut lost = None;
-        for attempt in 1..=attempts {
-            match self.server.http.post(url.clone(), &extra, body.clone(), token.as_ref()).await {
+        for sent_times in 1.. {
+            match self.server.http.post(url.clone(), sendings.headers(), body.clone(), token.as_ref()).await {
                 Ok(reply) if reply.status == StatusCode::OK => {
                     return self.applied(table, reply, &updates).await;
                 }
@@ -284,9 +282,11 @@ impl Catalog for RestCatalog {
                 }
                 Err(failure) => lost = Some(failure.text().to_owned()),
             }
-            if attempt < attempts {
-                tokio::time::sleep(pause(attempt)).await;
+            let pause = pause(sent_times);
+            if !sendings.again(sent_times, pause) {
+                break;
             }
+            tokio::time::sleep(pause).await;
         }
         CommitOutcome::Unknown(lost.unwrap_or_else(|| "the catalog gave no answer".to_owned()))
     }
@@ -323,6 +323,35 @@ impl Catalog for RestCatalog {
     async fn commit_set(&self, changes: &[TableChange]) -> SetOutcome {
         self.commit_to_all(changes).await
     }
+
+    async fn commit_under_key(
+        &self,
+        key: Uuid,
+        base: &LoadedTable,
+        requirements: &[Requirement],
+        updates: &[Update],
+    ) -> KeyedAnswer {
+        let table = &base.facts.name;
+        let url = match self.server.address(self.server.paths.table(table)) {
+            Ok(url) => url,
+            Err(error) => return KeyedAnswer::Unclear(error.to_string()),
+        };
+        let body = commit_request(table, requirements, updates).to_string().into_bytes();
+        let headers = keys::header(key);
+        let token = self.access(table).grants.token();
+        match self.server.http.post(url, headers.as_slice(), body, token.as_ref()).await {
+            Ok(reply) if reply.status == StatusCode::OK => KeyedAnswer::Yes,
+            Ok(reply) if reply.status.is_client_error() => KeyedAnswer::No(reply.told()),
+            Ok(reply) => KeyedAnswer::Unclear(reply.told()),
+            Err(failure) => KeyedAnswer::Unclear(failure.text().to_owned()),
+        }
+    }
+
+    fn distrust(&self, capability: Capability) {
+        if capability == Capability::IdempotencyKeys {
+            self.keys.distrust();
+        }
+    }
 }
 
 /// The server looked at the commit and did not apply it. After a lost reply only a refusal that the key's
@@ -339,7 +368,8 @@ fn capabilities(config: &CatalogConfig) -> Capabilities {
         snapshot_removal: true,
         // A server that lists no endpoints has those of the specification's first version, this one included.
         multi_table_commits: config.endpoints.is_none() || config.offers(COMMIT_TRANSACTION),
-        idempotency_keys: config.idempotency_key_lifetime.is_some(),
+        // As long as they are trusted.
+        idempotency_keys: true,
         current_reads: false,
     }
 }

@@ -4,8 +4,6 @@
 use std::sync::Arc;
 
 use reqwest::StatusCode;
-use reqwest::header::HeaderValue;
-use uuid::Uuid;
 
 use super::super::catalog::{CatalogError, CommitOutcome, SetOutcome, TableChange};
 use super::super::loaded::LoadedTable;
@@ -13,7 +11,7 @@ use super::answers::{Refusal, Sent, difference, of_refusal};
 use super::server::refused;
 use super::transport::{Failure, Reply, pause};
 use super::wire::transaction_request;
-use super::{Catalog, IDEMPOTENCY_KEY, KEYED_ATTEMPTS, RestCatalog, is_refusal};
+use super::{Catalog, RestCatalog, is_refusal};
 
 impl RestCatalog {
     pub(super) async fn commit_to_all(&self, changes: &[TableChange]) -> SetOutcome {
@@ -27,13 +25,10 @@ impl RestCatalog {
             Err(error) => return not_applied(error),
         };
         let body = transaction_request(changes).to_string().into_bytes();
-        let key = self.capabilities.idempotency_keys.then(|| Uuid::now_v7().to_string());
-        let key = key.and_then(|key| HeaderValue::from_str(&key).ok());
-        let extra: Vec<_> = key.map(|key| (IDEMPOTENCY_KEY, key)).into_iter().collect();
-        let attempts = if extra.is_empty() { 1 } else { KEYED_ATTEMPTS };
+        let sendings = self.keys.for_one_commit();
         let mut lost = None;
-        for attempt in 1..=attempts {
-            match self.server.http.post(url.clone(), &extra, body.clone(), None).await {
+        for sent_times in 1.. {
+            match self.server.http.post(url.clone(), sendings.headers(), body.clone(), None).await {
                 Ok(reply) if [StatusCode::NO_CONTENT, StatusCode::OK].contains(&reply.status) => {
                     return self.applied_to_all(changes).await;
                 }
@@ -57,9 +52,11 @@ impl RestCatalog {
                 }
                 Err(failure) => lost = Some(failure.text().to_owned()),
             }
-            if attempt < attempts {
-                tokio::time::sleep(pause(attempt)).await;
+            let pause = pause(sent_times);
+            if !sendings.again(sent_times, pause) {
+                break;
             }
+            tokio::time::sleep(pause).await;
         }
         SetOutcome::Unknown(lost.unwrap_or_else(|| "the catalog gave no answer".to_owned()))
     }

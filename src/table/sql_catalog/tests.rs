@@ -11,13 +11,13 @@ use super::super::create::TableDefinition;
 use super::*;
 
 /// A catalog in a folder of its own, with the table `nyc.flights`, and a clock that is set by hand.
-struct World {
+pub(super) struct World {
     folder: tempfile::TempDir,
-    catalog: SqlCatalog,
+    pub(super) catalog: SqlCatalog,
     clock: Arc<AtomicI64>,
 }
 
-fn flights() -> TableName {
+pub(super) fn flights() -> TableName {
     "nyc.flights".parse().unwrap()
 }
 
@@ -31,7 +31,7 @@ impl World {
         Self::with_properties(&[]).await
     }
 
-    async fn with_properties(properties: &[(&str, &str)]) -> Self {
+    pub(super) async fn with_properties(properties: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let clock = Arc::new(AtomicI64::new(1_700_000_000_000));
         let catalog = SqlCatalog::create(
@@ -53,7 +53,7 @@ impl World {
     }
 
     /// Another process's catalog on the same file.
-    async fn other(&self) -> SqlCatalog {
+    pub(super) async fn other(&self) -> SqlCatalog {
         let warehouse = self.catalog.warehouse.clone();
         SqlCatalog::open("lake", &database(&self.folder), &warehouse, clock_of(&self.clock)).await.unwrap()
     }
@@ -62,7 +62,7 @@ impl World {
         self.catalog.load(&flights()).await.unwrap()
     }
 
-    fn metadata_files(&self) -> Vec<PathBuf> {
+    pub(super) fn metadata_files(&self) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> =
             std::fs::read_dir(self.folder.path().join("warehouse/nyc/flights/metadata"))
                 .unwrap()
@@ -124,7 +124,7 @@ fn landed(outcome: CommitOutcome) -> Arc<LoadedTable> {
 }
 
 /// Commits snapshot 1 as the head of main.
-async fn first_landing(catalog: &SqlCatalog) -> Arc<LoadedTable> {
+pub(super) async fn first_landing(catalog: &SqlCatalog) -> Arc<LoadedTable> {
     let base = catalog.load(&flights()).await.unwrap();
     landed(catalog.commit(&base, &[], vec![snapshot(1, None, 1), set("main", 1)]).await)
 }
@@ -330,24 +330,6 @@ async fn row_ids_taken_by_another_branch_ask_for_new_candidates() {
     let definition = TableDefinition::default().column("id", "long", true).format_version(1);
     let refused = world.catalog.define_table(&"nyc.v1".parse().unwrap(), &definition).await.unwrap_err();
     assert!(refused.to_string().contains("format version 1"), "{refused}");
-}
-
-#[tokio::test]
-async fn gzip_and_the_metadata_path_are_honoured() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("meta").display().to_string();
-    let world = World::with_properties(&[
-        ("write.metadata.compression-codec", "gzip"),
-        ("write.metadata.path", &path),
-    ])
-    .await;
-
-    let table = first_landing(&world.catalog).await;
-
-    assert!(table.metadata_location.starts_with(&format!("{path}/00001-")));
-    assert!(table.metadata_location.ends_with(".gz.metadata.json"));
-    assert_eq!(std::fs::read(&table.metadata_location).unwrap()[..2], [0x1f, 0x8b]);
-    assert_eq!(world.other().await.load(&flights()).await.unwrap().facts, table.facts);
 }
 
 #[tokio::test]

@@ -6,9 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use mergeberg::cli::enqueue::EnqueueContext;
 use mergeberg::cli::enqueue_set::{PartArgs, SetArgs, enqueue_set};
+use mergeberg::cli::revert::set::revert_set;
+use mergeberg::cli::revert::{RevertArgs, RevertContext};
 use mergeberg::error::UserError;
 use mergeberg::ledger::EnqueuedSet;
 use mergeberg::table::catalog::Catalog;
+use mergeberg::table::manifests::ManifestStore;
 use mergeberg_kernel::ids::{Principal, RequestId, SnapshotId, TableName};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -140,6 +143,35 @@ impl<C: Catalog + 'static> House<C> {
     /// A new set; its parts.
     pub async fn enqueue_set(&self, houses: &[&House<C>], source: &str) -> Vec<RequestId> {
         match self.ask_set(houses, source, None).await.unwrap() {
+            EnqueuedSet::New(rows) => rows.iter().map(|row| row.id).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The command's revert of the set that this request is a part of.
+    pub async fn ask_revert_set(&self, part: RequestId, key: Option<&str>) -> Result<EnqueuedSet, UserError> {
+        let args = RevertArgs {
+            request: part,
+            reason: Some("bad load".to_owned()),
+            class: None,
+            idempotency_key: key.map(str::to_owned),
+            principal: Principal::new("test"),
+        };
+        let policies = self.worker.policies.read().unwrap();
+        let enqueue = EnqueueContext {
+            catalog: self.catalog.as_ref(),
+            ledger: &self.ledger,
+            policies: &policies,
+            now_ms: self.now(),
+        };
+        let (store, random) = (ManifestStore::new(64 << 20), || (self.writer.random)());
+        let set = self.request(part).await.set.unwrap();
+        revert_set(RevertContext { enqueue, store: &store, random: &random }, &args, set).await
+    }
+
+    /// A new set that takes that one back; its parts.
+    pub async fn revert_set(&self, part: RequestId) -> Vec<RequestId> {
+        match self.ask_revert_set(part, None).await.unwrap() {
             EnqueuedSet::New(rows) => rows.iter().map(|row| row.id).collect(),
             other => panic!("{other:?}"),
         }

@@ -38,6 +38,17 @@ impl OnPostgres {
     pub async fn orders(policy: &str, settings: Settings) -> Option<Self> {
         let server = TestServer::find()?;
         let (catalog_url, ledger_url) = (server.database_url().await, server.database_url().await);
+        Some(Self::at(server, catalog_url, ledger_url, policy, settings).await)
+    }
+
+    /// As [`Self::orders`], with databases of the server by these addresses.
+    pub async fn at(
+        server: TestServer,
+        catalog_url: String,
+        ledger_url: String,
+        policy: &str,
+        settings: Settings,
+    ) -> Self {
         let dir = TempDir::new().unwrap();
         std::fs::write(dir.path().join(CATALOG_ADDRESS), &catalog_url).unwrap();
         let ledger = PostgresPlace::parse(&ledger_url, None).unwrap().into();
@@ -46,7 +57,7 @@ impl OnPostgres {
         house.append("main", &[order(1, 20), order(2, 20)]).await;
         house.append("main", &[order(3, 21)]).await;
         house.configure(settings);
-        Some(Self { house, server, catalog_url, ledger_url })
+        Self { house, server, catalog_url, ledger_url }
     }
 
     pub async fn end(self) {

@@ -2,6 +2,7 @@
 //! over the Iceberg project's own server (`tests/it/catalogs.rs`).
 
 pub mod http;
+mod keys;
 mod tables;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -21,6 +22,8 @@ use super::child::real_now;
 use super::rest::create_request;
 use super::s3_server::Keys;
 use http::{Cut, Reply, Request};
+pub use keys::KeysAre;
+use keys::KnownKey;
 use tables::Tables;
 
 /// What the server is asked for.
@@ -82,6 +85,8 @@ pub struct Manners {
     /// `namespace-separator`, as the configuration gives it.
     pub separator: Option<&'static str>,
     pub idempotency_keys: bool,
+    /// What it makes of them, having announced them.
+    pub keys: KeysAre,
     /// Clients by id and secret; without one anybody is served.
     pub client: Option<(&'static str, &'static str)>,
     /// Of a token, in seconds.
@@ -133,7 +138,7 @@ struct State {
     tokens: Vec<String>,
     handed_out: usize,
     /// Replies by idempotency key, for keys that were finalized.
-    known_keys: Vec<(String, u16, String)>,
+    known_keys: Vec<KnownKey>,
     access: Access,
 }
 
@@ -507,33 +512,23 @@ impl Shared {
                 Reply::json(200, keys.sign(&body()).to_string())
             }
             (Place::Table(name), "POST") => {
-                let key = request.headers.get("idempotency-key").filter(|_| manners.idempotency_keys);
-                if let Some(key) = key
-                    && let Some((_, status, body)) = state.known_keys.iter().find(|(known, ..)| known == key)
-                {
-                    return Reply::json(*status, body.clone());
+                if let Some(reply) = state.known(manners, request) {
+                    return reply;
                 }
                 let about = |requirement: &Value| ignored.is_some_and(|name| requirement["ref"] == name);
                 let mut reply = state.tables.commit(name, &body(), about);
                 if manners.no_etags {
                     reply.headers.clear();
                 }
-                if let Some(key) = key {
-                    state.known_keys.push((key.clone(), reply.status, reply.body.clone()));
-                }
+                state.remember(manners, request, &reply);
                 reply
             }
             (Place::Transaction, "POST") if !manners.one_table_at_a_time => {
-                let key = request.headers.get("idempotency-key").filter(|_| manners.idempotency_keys);
-                if let Some(key) = key
-                    && let Some((_, status, body)) = state.known_keys.iter().find(|(known, ..)| known == key)
-                {
-                    return Reply::json(*status, body.clone());
+                if let Some(reply) = state.known(manners, request) {
+                    return reply;
                 }
                 let reply = state.tables.commit_all(&body(), usize::MAX);
-                if let Some(key) = key {
-                    state.known_keys.push((key.clone(), reply.status, reply.body.clone()));
-                }
+                state.remember(manners, request, &reply);
                 reply
             }
             _ => Reply::json(404, "<html>there is nothing here</html>".to_owned()),
