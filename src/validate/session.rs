@@ -3,14 +3,21 @@
 //! Checks burn CPU for seconds, so they run on threads of their own and never hold up the queue's runtime.
 //! All sessions draw on one memory pool; what does not fit spills to disk, up to a bound, and a check that
 //! needs more is `could-not-run`.
+//!
+//! A hash join cannot spill. It is tried first, being the fastest by far where one side fits; work that runs out of
+//! memory is done once more by [`Engine::sparing`], whose joins sort both sides, which can.
 
 use std::future::Future;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
+use datafusion::error::{DataFusionError, Result as DataFusionResult};
 use datafusion::execution::memory_pool::FairSpillPool;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::optimizer::{OptimizerConfig, OptimizerRule};
 use datafusion::prelude::{SessionConfig, SessionContext};
 
 use super::CheckError;
@@ -24,13 +31,30 @@ pub const SPILL_BYTES: u64 = 16 * 1024 * 1024 * 1024;
 /// One check on one candidate; a longer one is `could-not-run`.
 pub const CHECK_TIME_BOUND: Duration = Duration::from_secs(10 * 60);
 
+/// Of the memory, what a sort keeps back for merging what it has sorted: one part in so many.
+const SPILL_RESERVATION_PARTS: usize = 32;
+/// The engine's own default for that, bytes.
+const MAX_SPILL_RESERVATION_BYTES: usize = 10 * 1024 * 1024;
+/// Fewer streams, and no join would be one that sorts.
+const SORTED_JOIN_STREAMS: usize = 2;
+
 /// One for the process; shared by checks and rewrite proofs.
 #[derive(Debug)]
 pub struct Engine {
-    /// `None` only while dropping.
-    threads: Option<tokio::runtime::Runtime>,
+    threads: Arc<Threads>,
     environment: Arc<RuntimeEnv>,
     parallelism: usize,
+    memory_bytes: usize,
+    joins: Joins,
+}
+
+/// How sides are joined by equal values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Joins {
+    /// One side is in memory.
+    Hashed,
+    /// Both sides are sorted, on disk if they must.
+    Sorted,
 }
 
 impl Engine {
@@ -50,7 +74,18 @@ impl Engine {
             .with_memory_pool(Arc::new(FairSpillPool::new(memory_bytes)))
             .with_max_temp_directory_size(SPILL_BYTES)
             .build_arc()?;
-        Ok(Self { threads: Some(threads), environment, parallelism })
+        let threads = Arc::new(Threads(Some(threads)));
+        Ok(Self { threads, environment, parallelism, memory_bytes, joins: Joins::Hashed })
+    }
+
+    /// The same threads, memory and disk, for work that ran out of memory: what can be on disk is.
+    pub fn sparing(&self) -> Arc<Self> {
+        Arc::new(Self {
+            threads: Arc::clone(&self.threads),
+            environment: Arc::clone(&self.environment),
+            joins: Joins::Sorted,
+            ..*self
+        })
     }
 
     /// Streams that a scan is split into at most.
@@ -69,8 +104,23 @@ impl Engine {
         let mut config =
             SessionConfig::new().with_target_partitions(self.parallelism).with_information_schema(false);
         config.options_mut().sql_parser.enable_ident_normalization = false;
+        config.options_mut().execution.sort_spill_reservation_bytes =
+            (self.memory_bytes / SPILL_RESERVATION_PARTS).min(MAX_SPILL_RESERVATION_BYTES);
+        if self.joins == Joins::Sorted {
+            config.options_mut().optimizer.prefer_hash_join = false;
+            config = config.with_target_partitions(self.parallelism.max(SORTED_JOIN_STREAMS));
+        }
         change(&mut config);
-        SessionContext::new_with_config_rt(config, Arc::clone(&self.environment))
+        let session = SessionContext::new_with_config_rt(config, Arc::clone(&self.environment));
+        if self.joins == Joins::Sorted {
+            session.add_optimizer_rule(Arc::new(NoNullAwareJoins));
+        }
+        session
+    }
+
+    /// Does it know joins that need no side in memory only?
+    pub fn is_sparing(&self) -> bool {
+        self.joins == Joins::Sorted
     }
 
     /// Runs `work` on the engine's threads, within `bound`. Giving up on the returned future stops it.
@@ -79,7 +129,7 @@ impl Engine {
         T: Send + 'static,
         F: Future<Output = Result<T, CheckError>> + Send + 'static,
     {
-        let Some(threads) = &self.threads else { return Err(CheckError::Stopped) };
+        let Some(threads) = &self.threads.0 else { return Err(CheckError::Stopped) };
         let mut task = StopOnDrop(threads.spawn(work));
         match tokio::time::timeout(bound, &mut task.0).await {
             Ok(Ok(result)) => result,
@@ -90,10 +140,14 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+/// `None` only while dropping.
+#[derive(Debug)]
+struct Threads(Option<tokio::runtime::Runtime>);
+
+impl Drop for Threads {
     fn drop(&mut self) {
         // Waiting for the threads is not allowed where an engine may be dropped, within async code.
-        if let Some(threads) = self.threads.take() {
+        if let Some(threads) = self.0.take() {
             threads.shutdown_background();
         }
     }
@@ -105,4 +159,34 @@ impl<T> Drop for StopOnDrop<T> {
     fn drop(&mut self) {
         self.0.abort();
     }
+}
+
+/// Refuses to sort the sides of a `NOT IN`: the engine's join by sorting does not know that a null among the others
+/// makes it unknown, and would give rows.
+#[derive(Debug)]
+struct NoNullAwareJoins;
+
+impl OptimizerRule for NoNullAwareJoins {
+    fn name(&self) -> &str {
+        "no_null_aware_joins"
+    }
+
+    fn rewrite(
+        &self,
+        plan: LogicalPlan,
+        _config: &dyn OptimizerConfig,
+    ) -> DataFusionResult<Transformed<LogicalPlan>> {
+        plan.apply_with_subqueries(|node| match node {
+            LogicalPlan::Join(join) if join.null_aware => Err(DataFusionError::ResourcesExhausted(
+                "the rows of a NOT IN do not fit into memory; write it as NOT EXISTS".to_owned(),
+            )),
+            _ => Ok(TreeNodeRecursion::Continue),
+        })?;
+        Ok(Transformed::no(plan))
+    }
+}
+
+/// Did the work need more memory or disk than there is?
+pub fn is_exhausted(error: &DataFusionError) -> bool {
+    matches!(error.find_root(), DataFusionError::ResourcesExhausted(_))
 }
