@@ -159,7 +159,8 @@ where
     let lanes = resources.lanes.min(MAX_BUFFERED_BYTES / plan.row_group_bytes.max(1)).max(1);
     let (order, failure) = (&plan.order, Failure::default());
     let preparing = Arc::clone(plan);
-    let rows = batches.map(move |batch| preparing.prepared(&batch.map_err(|e| TableError::Producer(e.into()))?));
+    let rows =
+        batches.map(move |batch| preparing.prepared(&batch.map_err(|e| TableError::Producer(e.into()))?));
     let rows = as_engine_rows(order.schema(), rows, &failure);
     let (sorted_by, opening) = match order.sort_order_id() {
         Some(_) => (order.columns(), Opening::InTurn),
@@ -281,9 +282,11 @@ struct Late {
 impl Late {
     fn begin(plan: &Arc<WritePlan>, task: &Arc<TaskContext>) -> Result<Self, TableError> {
         let (sender, receiver) = mpsc::channel(SORT_QUEUE);
-        let rows = stream::unfold(receiver, |mut receiver| async move {
-            Some((Ok(receiver.recv().await?), receiver))
-        });
+        let rows =
+            stream::unfold(
+                receiver,
+                |mut receiver| async move { Some((Ok(receiver.recv().await?), receiver)) },
+            );
         let rows = as_engine_rows(plan.order.schema(), rows, &Failure::default());
         let mut rows = sorted(rows, plan.order.partition(), task).map_err(of_engine)?;
         let sorting = tokio::spawn(async move {
@@ -317,11 +320,11 @@ impl Late {
 }
 
 #[cfg(test)]
-#[path = "data_files_tests.rs"]
-mod tests;
-#[cfg(test)]
 #[path = "data_order_tests.rs"]
 mod order_tests;
 #[cfg(test)]
 #[path = "write_property_tests.rs"]
 mod property_tests;
+#[cfg(test)]
+#[path = "data_files_tests.rs"]
+mod tests;

@@ -71,7 +71,8 @@ fn batch(ids: Vec<i64>, carriers: Vec<Option<&str>>, rates: Vec<Option<f64>>) ->
         ("carrier", Arc::new(StringArray::from(carriers))),
         ("rate", Arc::new(Float64Array::from(rates))),
     ];
-    RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, array)| (name, array, true))).unwrap()
+    RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, array)| (name, array, true)))
+        .unwrap()
 }
 
 fn ids(rows: &RecordBatch) -> Vec<i64> {
@@ -181,7 +182,8 @@ fn random_rows(count: usize) -> Vec<RecordBatch> {
     let mut batches = Vec::new();
     for _ in 0..count / 1_000 {
         let rows = 1_000;
-        let mut maybe = |most: u64| (random.below(10) > 0).then(|| i64::try_from(random.below(most)).unwrap());
+        let mut maybe =
+            |most: u64| (random.below(10) > 0).then(|| i64::try_from(random.below(most)).unwrap());
         let numbers: Vec<Option<i64>> = (0..rows).map(|_| maybe(100_000)).collect();
         let texts = |most, maybe: &mut dyn FnMut(u64) -> Option<i64>| -> StringArray {
             (0..rows).map(|_| maybe(most).map(|n| format!("{:x}", n * 7_919))).collect()
@@ -235,7 +237,9 @@ async fn there_is_one_file_a_partition_however_many_there_are() {
             sorted(&mut test, vec![order]);
         }
         let batches = (0..10)
-            .map(|turn| batch((0..400).map(|day| day * 1_000 + turn).collect(), vec![Some("x"); 400], vec![None; 400]))
+            .map(|turn| {
+                batch((0..400).map(|day| day * 1_000 + turn).collect(), vec![Some("x"); 400], vec![None; 400])
+            })
             .collect();
         let files = write(&test.table, batches, 16 * 1024 * 1024).await;
         assert_eq!(files.len(), 400, "{order:?}");
@@ -288,7 +292,10 @@ async fn a_producers_error_comes_back_as_it_was_and_leaves_no_file() {
     for sort in [false, true] {
         let mut test = TestTable::new();
         if sort {
-            sorted(&mut test, vec![field(1, Transform::Identity, SortDirection::Ascending, NullOrder::First)]);
+            sorted(
+                &mut test,
+                vec![field(1, Transform::Identity, SortDirection::Ascending, NullOrder::First)],
+            );
         }
         let rows = batch(vec![1, 2], vec![Some("UA"), Some("AA")], vec![None; 2]);
         let (_engine, resources) = resources(ROOM);
@@ -299,7 +306,8 @@ async fn a_producers_error_comes_back_as_it_was_and_leaves_no_file() {
         assert!(error.downcast_ref::<Gone>().is_some(), "{error}");
         let data = test.dir.path().join("flights/data");
         let left = |folder: &std::path::Path| std::fs::read_dir(folder).map_or(0, |files| files.count());
-        let folders = std::fs::read_dir(&data).map_or(Vec::new(), |all| all.map(|e| e.unwrap().path()).collect());
+        let folders =
+            std::fs::read_dir(&data).map_or(Vec::new(), |all| all.map(|e| e.unwrap().path()).collect());
         assert_eq!(folders.iter().map(|folder| left(folder)).sum::<usize>(), 0);
     }
 }

@@ -114,9 +114,7 @@ impl WritePlan {
         if let Some(order) = self.order.sort_order_id().filter(|_| sorted) {
             builder.sort_order_id(order);
         }
-        let file = builder
-            .build()
-            .map_err(|e| TableError::Internal(format!("{}: {e}", file.file_path())))?;
+        let file = builder.build().map_err(|e| TableError::Internal(format!("{}: {e}", file.file_path())))?;
         let partition = partition_of(&self.spec, &self.types, file.partition()).map_err(TableError::Rows)?;
         let fact = file_fact(&file, Arc::new(partition)).map_err(TableError::Internal)?;
         Ok(NewDataFile { fact, file: Arc::new(file), spec_id: SpecId(spec_id) })
@@ -189,7 +187,11 @@ impl Sink {
         for (key, part) in self.parts(rows)? {
             if !self.open.contains_key(key.data()) {
                 match self.opening {
-                    Opening::Always => {}
+                    Opening::Always => {
+                        while self.open.len() >= self.max_open {
+                            self.close_fullest().await?;
+                        }
+                    }
                     Opening::InTurn => self.close_all().await?,
                     Opening::Bounded => {
                         self.full |= self.open.len() >= self.max_open;
@@ -203,7 +205,7 @@ impl Sink {
             let part = self.plan.order.without_keys(&part)?;
             self.write_part(key, part).await?;
         }
-        while self.open.len() > self.max_open || self.buffered_bytes() > self.max_bytes {
+        while self.buffered_bytes() > self.max_bytes {
             self.close_fullest().await?;
         }
         Ok(waiting)

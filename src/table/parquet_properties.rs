@@ -132,7 +132,8 @@ fn with_bloom_filter(
     name: &str,
     path: ColumnPath,
 ) -> WriterPropertiesBuilder {
-    let of_column = |kind: &str| facts.properties.get(&format!("write.parquet.bloom-filter-{kind}.column.{name}"));
+    let of_column =
+        |kind: &str| facts.properties.get(&format!("write.parquet.bloom-filter-{kind}.column.{name}"));
     let fpp = of_column("fpp").and_then(|text| text.parse::<f64>().ok());
     let fpp = fpp.filter(|fpp| *fpp > 0.0 && *fpp < 1.0).unwrap_or(BLOOM_FILTER_FPP);
     let room = size(facts, "write.parquet.bloom-filter-max-bytes", BLOOM_FILTER_BYTES);

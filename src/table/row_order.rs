@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use datafusion::arrow::array::{Array, ArrayRef, AsArray, RecordBatch, new_empty_array};
 use datafusion::arrow::compute::SortOptions;
-use datafusion::arrow::datatypes::{DataType, Field, Fields, Schema as ArrowSchema, SchemaRef as ArrowSchemaRef};
+use datafusion::arrow::datatypes::{
+    DataType, Field, Fields, Schema as ArrowSchema, SchemaRef as ArrowSchemaRef,
+};
 use datafusion::parquet::arrow::PARQUET_FIELD_ID_META_KEY;
 use iceberg::spec::{NullOrder, PartitionSpec, SortDirection, SortOrder, Transform};
 use iceberg::transform::{BoxedTransformFunction, create_transform_function};
@@ -63,7 +65,10 @@ impl RowOrder {
                 continue;
             }
             let key = made.key(field.source_id, field.transform).map_err(|text| {
-                TableError::Unsupported(format!("partition field '{}' cannot be computed: {text}", field.name))
+                TableError::Unsupported(format!(
+                    "partition field '{}' cannot be computed: {text}",
+                    field.name
+                ))
             })?;
             zeros |= made.schema.fields().get(key).is_some_and(|field| field.data_type().is_floating());
             made.partition.push(OrderColumn { at: key, options: SortOptions::new(false, true) });
@@ -100,7 +105,8 @@ impl RowOrder {
 
     /// The place of a value, which is added where no column is it. The error is for people.
     fn key(&mut self, source_id: i32, transform: Transform) -> Result<usize, String> {
-        let path = path_to(self.schema.fields(), source_id).ok_or_else(|| format!("there is no column {source_id}"))?;
+        let path = path_to(self.schema.fields(), source_id)
+            .ok_or_else(|| format!("there is no column {source_id}"))?;
         let source = field_at(&self.schema, &path).ok_or("its column is no column")?;
         if let ([at], Transform::Identity) = (path.as_slice(), transform) {
             return Ok(*at);
@@ -141,7 +147,8 @@ impl RowOrder {
                 None => value,
             });
         }
-        RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(|e| TableError::Internal(e.to_string()))
+        RecordBatch::try_new(Arc::clone(&self.schema), columns)
+            .map_err(|e| TableError::Internal(e.to_string()))
     }
 
     /// The table's columns of rows with keys.

@@ -48,7 +48,11 @@ impl Failure {
 }
 
 /// A producer's rows as the operators take them.
-pub(super) fn as_engine_rows<S>(schema: &ArrowSchemaRef, rows: S, failure: &Failure) -> SendableRecordBatchStream
+pub(super) fn as_engine_rows<S>(
+    schema: &ArrowSchemaRef,
+    rows: S,
+    failure: &Failure,
+) -> SendableRecordBatchStream
 where
     S: Stream<Item = Result<RecordBatch, TableError>> + Send + 'static,
 {
@@ -97,9 +101,9 @@ fn sort(
     schema: &ArrowSchemaRef,
     by: &[OrderColumn],
 ) -> DataFusionResult<Arc<dyn ExecutionPlan>> {
-    let by = by.iter().map(|column| {
-        Ok(PhysicalSortExpr { expr: expression(schema, column)?, options: column.options })
-    });
+    let by = by
+        .iter()
+        .map(|column| Ok(PhysicalSortExpr { expr: expression(schema, column)?, options: column.options }));
     match LexOrdering::new(by.collect::<DataFusionResult<Vec<_>>>()?) {
         Some(ordering) => Ok(Arc::new(SortExec::new(ordering, plan).with_preserve_partitioning(true))),
         None => Ok(plan),

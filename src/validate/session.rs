@@ -35,6 +35,8 @@ pub const CHECK_TIME_BOUND: Duration = Duration::from_secs(10 * 60);
 const SPILL_RESERVATION_PARTS: usize = 32;
 /// The engine's own default for that, bytes.
 const MAX_SPILL_RESERVATION_BYTES: usize = 10 * 1024 * 1024;
+/// Rows that a sparing session moves at a time: a sort has room for one of these at least, or fails.
+const SPARING_BATCH_ROWS: usize = 1024;
 /// Fewer streams, and no join would be one that sorts.
 const SORTED_JOIN_STREAMS: usize = 2;
 
@@ -108,7 +110,9 @@ impl Engine {
             (self.memory_bytes / SPILL_RESERVATION_PARTS).min(MAX_SPILL_RESERVATION_BYTES);
         if self.joins == Joins::Sorted {
             config.options_mut().optimizer.prefer_hash_join = false;
-            config = config.with_target_partitions(self.parallelism.max(SORTED_JOIN_STREAMS));
+            config = config
+                .with_target_partitions(self.parallelism.max(SORTED_JOIN_STREAMS))
+                .with_batch_size(SPARING_BATCH_ROWS);
         }
         change(&mut config);
         let session = SessionContext::new_with_config_rt(config, Arc::clone(&self.environment));
@@ -189,4 +193,55 @@ impl OptimizerRule for NoNullAwareJoins {
 /// Did the work need more memory or disk than there is?
 pub fn is_exhausted(error: &DataFusionError) -> bool {
     matches!(error.find_root(), DataFusionError::ResourcesExhausted(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+    use datafusion::prelude::DataFrame;
+
+    use super::*;
+
+    const ROWS: i64 = 60_000;
+
+    /// Two tables of some 200 bytes a row, joined; 8 MiB hold neither of them.
+    async fn joined(engine: &Engine, sql: &str) -> DataFusionResult<usize> {
+        let session = engine.session();
+        for (name, first) in [("one", 0), ("other", ROWS / 2)] {
+            let ids: Vec<i64> = (first..first + ROWS).map(|id| id * 7_919 % (2 * ROWS + 1)).collect();
+            let texts: Vec<String> = ids.iter().map(|id| format!("{}{id}", "wide ".repeat(40))).collect();
+            let batches = ids.chunks(4_000).zip(texts.chunks(4_000)).map(|(ids, texts)| {
+                let ids: ArrayRef = Arc::new(Int64Array::from(ids.to_vec()));
+                let texts: ArrayRef = Arc::new(StringArray::from_iter_values(texts));
+                RecordBatch::try_from_iter([("id", ids), ("text", texts)])
+            });
+            let table: DataFrame = session.read_batches(batches.collect::<Result<Vec<_>, _>>()?)?;
+            session.register_table(name, table.into_view())?;
+        }
+        session.sql(sql).await?.count().await
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_join_that_does_not_fit_is_told_and_the_sparing_engine_does_it() {
+        let engine = Engine::with_bounds(2, 8 * 1024 * 1024).unwrap();
+        let sql = "SELECT o.text, t.text FROM one o FULL JOIN other t ON o.id = t.id AND o.text <> '' \
+                   WHERE coalesce(o.text, t.text) <> 'no'";
+        let failed = joined(&engine, sql).await.unwrap_err();
+        assert!(is_exhausted(&failed), "{failed}");
+        let all = usize::try_from(ROWS + ROWS / 2).unwrap();
+        assert_eq!(joined(&engine.sparing(), sql).await.unwrap(), all);
+    }
+
+    /// A null among them makes it unknown, which a join that sorts does not know.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_sparing_engine_refuses_not_in_rather_than_give_wrong_rows() {
+        let engine = Engine::with_bounds(2, 64 * 1024 * 1024).unwrap();
+        let sql = "SELECT id FROM one WHERE id NOT IN (SELECT CASE WHEN id > 9 THEN id END FROM other)";
+        assert_eq!(joined(&engine, sql).await.unwrap(), 0);
+        let refused = joined(&engine.sparing(), sql).await.unwrap_err();
+        assert!(is_exhausted(&refused) && refused.to_string().contains("NOT EXISTS"), "{refused}");
+        let exists = "SELECT id FROM one o WHERE NOT EXISTS (SELECT 1 FROM other t WHERE t.id = o.id)";
+        let all = usize::try_from(ROWS / 2).unwrap();
+        assert_eq!(joined(&engine.sparing(), exists).await.unwrap(), all);
+    }
 }

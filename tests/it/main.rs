@@ -36,6 +36,7 @@ mod pins;
 mod queue_basics;
 mod races;
 mod readme;
+mod replay_files;
 mod replays;
 mod rest_client;
 mod rest_faults;
