@@ -203,6 +203,9 @@ reasons! {
     ReplayFailed, "replay-failed",
         "The recorded operation could not be run again.",
         "Run its query against the named tables and correct it.";
+    ReplayTooLarge, "replay-too-large",
+        "Running the operation again needs more memory and temporary disk space than the worker has.",
+        "Split the operation by partitions, or join by equal values, so that both sides can be sorted on disk.";
     ReplayMismatch, "replay-mismatch",
         "The operation gave another number of rows than was recorded.",
         "Find out why the query depends on the target, or record no count.";

@@ -5,7 +5,7 @@ use mergeberg_kernel::reason::ReasonCode;
 
 use crate::table::catalog::CatalogError;
 use crate::table::error::TableError;
-use crate::validate::CheckError;
+use crate::validate::{CheckError, is_exhausted};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
@@ -30,15 +30,23 @@ impl ReplayError {
     pub(super) fn failed(text: impl Into<String>) -> Self {
         Self::request(ReasonCode::ReplayFailed, text)
     }
+
+    /// Did it need more memory or disk than there is?
+    pub(super) fn is_too_large(&self) -> bool {
+        matches!(self, Self::Request { code: ReasonCode::ReplayTooLarge, .. })
+    }
 }
 
 impl From<TableError> for ReplayError {
     fn from(error: TableError) -> Self {
         match error {
-            // A stream of ours that failed half-way comes back through the file writer.
+            // A stream of ours that failed half-way comes back through the file writer, as does the engine.
             TableError::Producer(source) => match source.downcast::<Self>() {
                 Ok(own) => *own,
-                Err(other) => Self::failed(other.to_string()),
+                Err(other) => match other.downcast::<DataFusionError>() {
+                    Ok(engine) => (*engine).into(),
+                    Err(other) => Self::failed(other.to_string()),
+                },
             },
             error if error.is_own_fault() => Self::Request { code: error.reason(), text: error.to_string() },
             error => Self::Table(error),
@@ -50,6 +58,9 @@ impl From<DataFusionError> for ReplayError {
     fn from(error: DataFusionError) -> Self {
         if let Some(table) = table_error(&error) {
             return table;
+        }
+        if is_exhausted(&error) {
+            return Self::request(ReasonCode::ReplayTooLarge, error.strip_backtrace());
         }
         Self::failed(error.strip_backtrace())
     }

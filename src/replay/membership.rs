@@ -2,7 +2,8 @@
 //!
 //! The engine plans it as a join that knows rows found and rows not found, and takes nulls into account only for
 //! a `NOT IN` that is a condition of its own. Elsewhere under a `NOT`, or beside an `OR`, unknown would become
-//! false. There it is written out: found, or unknown when the value or one of the others is null.
+//! false. There it is written out: found, or unknown when the value or one of the others is null. So is every
+//! `NOT IN` for an engine that is to sort what it joins: its join for them holds one side in memory.
 
 use std::ops::ControlFlow;
 
@@ -16,37 +17,47 @@ const AMONG: &str = "\u{1}among";
 /// Name of its one column.
 const ONE: &str = "\u{1}one";
 
+/// What becomes of a `NOT IN` that is a condition of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memberships {
+    LeftToTheEngine,
+    WrittenOut,
+}
+
 /// Writes them out wherever it matters in a query.
-pub(super) fn write_out(query: &mut Query) -> Result<(), RecordError> {
-    match query.visit(&mut Queries) {
+pub(super) fn write_out(query: &mut Query, memberships: Memberships) -> Result<(), RecordError> {
+    match query.visit(&mut Queries { alone: memberships == Memberships::LeftToTheEngine }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(error) => Err(error),
     }
 }
 
 /// Looks at every query, inner ones after those around them.
-struct Queries;
+struct Queries {
+    /// A `NOT IN` that is a condition of its own stays.
+    alone: bool,
+}
 
 impl VisitorMut for Queries {
     type Break = RecordError;
 
     fn pre_visit_query(&mut self, query: &mut Query) -> ControlFlow<RecordError> {
-        match in_body(&mut query.body) {
+        match in_body(&mut query.body, self.alone) {
             Ok(()) => ControlFlow::Continue(()),
             Err(error) => ControlFlow::Break(error),
         }
     }
 }
 
-fn in_body(body: &mut SetExpr) -> Result<(), RecordError> {
+fn in_body(body: &mut SetExpr, alone: bool) -> Result<(), RecordError> {
     match body {
         SetExpr::Select(select) => match &mut select.selection {
-            Some(filter) => in_filter(filter, true),
+            Some(filter) => in_filter(filter, alone),
             None => Ok(()),
         },
         SetExpr::SetOperation { left, right, .. } => {
-            in_body(left)?;
-            in_body(right)
+            in_body(left, alone)?;
+            in_body(right, alone)
         }
         // Looked at as a query of its own.
         _ => Ok(()),
@@ -82,18 +93,18 @@ fn is_membership(expr: &Expr) -> bool {
 }
 
 fn everywhere(expr: &mut Expr) -> Result<(), RecordError> {
-    match expr.visit(&mut Memberships { depth: 0 }) {
+    match expr.visit(&mut InExpression { depth: 0 }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(error) => Err(error),
     }
 }
 
 /// Every membership of one expression; queries inside it are looked at by themselves.
-struct Memberships {
+struct InExpression {
     depth: usize,
 }
 
-impl VisitorMut for Memberships {
+impl VisitorMut for InExpression {
     type Break = RecordError;
 
     fn pre_visit_query(&mut self, _query: &mut Query) -> ControlFlow<RecordError> {
@@ -178,7 +189,7 @@ mod tests {
 
     fn written(filter: &str) -> String {
         let mut query = Select::parse(&format!("SELECT 1 FROM t WHERE {filter}")).unwrap().query().clone();
-        write_out(&mut query).unwrap();
+        write_out(&mut query, Memberships::LeftToTheEngine).unwrap();
         query.to_string()
     }
 

@@ -29,7 +29,7 @@ use mergeberg_kernel::record::Record;
 pub use error::ReplayError;
 
 use crate::table::catalog::Catalog;
-use crate::table::data_files::NewDataFile;
+use crate::table::data_files::{NewDataFile, WriteResources};
 use crate::table::deletes::NewDeleteFile;
 use crate::table::loaded::LoadedTable;
 use crate::table::manifests::{LiveFiles, ManifestStore};
@@ -78,8 +78,24 @@ pub async fn check(
     plan::plan(&session, record).await.map(|_| ())
 }
 
-/// Runs the operation. Reads data, writes data and delete files, commits nothing.
+/// Runs the operation. Reads data, writes data and delete files, commits nothing. What runs out of memory is run once
+/// more by joins that can go to disk.
 pub async fn replay(
+    engine: &Arc<Engine>,
+    store: &ManifestStore,
+    catalog: &dyn Catalog,
+    input: &ReplayInput<'_>,
+) -> Result<Replayed, ReplayError> {
+    match replay_on(engine, store, catalog, input).await {
+        Err(error) if error.is_too_large() => {
+            tracing::info!("an operation is run again by joins that can go to disk: {error}");
+            replay_on(&engine.sparing(), store, catalog, input).await
+        }
+        outcome => outcome,
+    }
+}
+
+async fn replay_on(
     engine: &Arc<Engine>,
     store: &ManifestStore,
     catalog: &dyn Catalog,
@@ -104,6 +120,12 @@ pub async fn replay(
         names: session.columns.all.iter().map(|column| column.name.clone()).collect(),
         expected_rows: record.expected_rows.filter(|_| !record.reads_target),
         live: (*live).clone(),
+        resources: resources(engine, &session.context),
     };
     engine.run(REPLAY_TIME_BOUND, async move { Ok(job.run().await) }).await?
+}
+
+/// What a job of the engine may use to write files.
+fn resources(engine: &Engine, context: &datafusion::prelude::SessionContext) -> WriteResources {
+    WriteResources { task: context.task_ctx(), lanes: engine.parallelism() }
 }

@@ -20,7 +20,7 @@ use super::Replayed;
 use super::changes::{Changes, Look};
 use super::error::ReplayError;
 use super::plan::{Frame, Mode, Planned};
-use crate::table::data_files::{DataFileWriter, NewDataFile};
+use crate::table::data_files::{DataFileWriter, NewDataFile, WriteResources};
 use crate::table::deletes::{DeleteStore, NewDeleteFile, PositionDeleteWriter, RowsToDelete, VectorWriter};
 use crate::table::error::TableError;
 use crate::table::loaded::LoadedTable;
@@ -41,6 +41,7 @@ pub(super) struct Job {
     pub names: Vec<String>,
     pub expected_rows: Option<i64>,
     pub live: LiveFiles,
+    pub resources: WriteResources,
 }
 
 /// Files written so far: they go when the replay fails.
@@ -69,7 +70,7 @@ impl Job {
     }
 
     async fn write(self, written: &mut Written) -> Result<Replayed, ReplayError> {
-        let Self { table, changes, planned, names, expected_rows, live } = self;
+        let Self { table, changes, planned, names, expected_rows, live, resources } = self;
         let Planned { frames, mode_property, replaces_partitions } = planned;
         let mode = mode_of(&table, mode_property);
         let schema_id = table.facts.current_schema_id;
@@ -88,7 +89,7 @@ impl Job {
                 new.chain(rest.try_flatten()).boxed()
             }
         };
-        written.data = DataFileWriter::write_again(&table, schema_id, rows).await?;
+        written.data = DataFileWriter::write_ordered(&table, schema_id, rows, &resources).await?;
         let changes = std::mem::replace(&mut *lock(&shared), Changes::new(Vec::new()));
         if let Some(expected) = expected_rows
             && expected != changes.inserted

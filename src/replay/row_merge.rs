@@ -26,7 +26,7 @@ use super::error::ReplayError;
 use super::plan::{Action, CLAUSE, Frame, Planned};
 use super::rewrite::Job;
 use super::session::{ORIGIN, POSITION, ROW_ID};
-use super::{REPLAY_TIME_BOUND, Replayed};
+use super::{REPLAY_TIME_BOUND, Replayed, resources};
 use crate::table::loaded::LoadedTable;
 use crate::table::manifests::LiveFiles;
 use crate::table::scan::{RowDifference, RowReader, ScanCounters, ScanFile, live_rows, row_difference};
@@ -45,6 +45,7 @@ const MET: &str = "\u{1}met";
 const ALIKE: &str = "\u{1}alike";
 
 /// What is merged.
+#[derive(Clone)]
 pub struct RowMergeInput {
     pub table: Arc<LoadedTable>,
     /// Live when the branch was made, or at the last of its snapshots that is published.
@@ -57,8 +58,19 @@ pub struct RowMergeInput {
     pub conflicts: RowConflicts,
 }
 
-/// Merges the source's rows into the target. Reads data, writes data and delete files, commits nothing.
+/// Merges the source's rows into the target. Reads data, writes data and delete files, commits nothing. What runs out
+/// of memory is done once more by joins that can go to disk.
 pub async fn row_merge(engine: &Arc<Engine>, input: RowMergeInput) -> Result<Replayed, ReplayError> {
+    match merge_on(engine, input.clone()).await {
+        Err(error) if error.is_too_large() => {
+            tracing::info!("rows are merged again by joins that can go to disk: {error}");
+            merge_on(&engine.sparing(), input).await
+        }
+        outcome => outcome,
+    }
+}
+
+async fn merge_on(engine: &Arc<Engine>, input: RowMergeInput) -> Result<Replayed, ReplayError> {
     let RowMergeInput { table, base, source, target, key, conflicts } = input;
     let merge = Merge::new(engine, &table, &key)?;
     let branch = row_difference(base.clone(), source)?;
@@ -82,6 +94,7 @@ pub async fn row_merge(engine: &Arc<Engine>, input: RowMergeInput) -> Result<Rep
         names: merge.names.clone(),
         expected_rows: None,
         live: target,
+        resources: resources(engine, &merge.context),
     };
     engine.run(REPLAY_TIME_BOUND, async move { Ok(job.run().await) }).await?
 }

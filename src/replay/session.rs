@@ -16,7 +16,7 @@ use mergeberg_kernel::record::{Names, PinnedInput, Record, TARGET_ALIAS};
 
 use super::columns::{TargetColumns, column, folded, hidden};
 use super::error::ReplayError;
-use super::membership;
+use super::membership::{self, Memberships};
 use super::semantics::SparkOperators;
 use crate::table::catalog::{Catalog, CatalogError};
 use crate::table::loaded::LoadedTable;
@@ -41,6 +41,8 @@ pub(super) struct Session {
     pub row_ids: Option<String>,
     pub columns: TargetColumns,
     pub names: Names,
+    /// How memberships are planned.
+    memberships: Memberships,
 }
 
 /// Who reads.
@@ -80,7 +82,9 @@ impl Session {
         // The first of what lineage adds.
         let first = keeping.arrow_schema().fields().get(columns.all.len());
         let row_ids = first.map(|field| field.name().clone());
-        let session = Self { context, row_ids, columns, names };
+        let memberships =
+            if sources.engine.is_sparing() { Memberships::WrittenOut } else { Memberships::LeftToTheEngine };
+        let session = Self { context, row_ids, columns, names, memberships };
         let counters = Arc::new(ScanCounters::default());
         let parallel = sources.engine.parallelism();
         let files = rows.iter().zip(0_i32..).map(|(file, at)| file.clone().with_origin(at)).collect();
@@ -139,7 +143,7 @@ impl Session {
     /// Plans a query. Nothing but queries is planned.
     pub async fn plan(&self, query: &Query) -> Result<DataFrame, ReplayError> {
         let mut query = query.clone();
-        membership::write_out(&mut query)
+        membership::write_out(&mut query, self.memberships)
             .map_err(|e| ReplayError::request(ReasonCode::RecordInvalid, e.to_string()))?;
         let statement = Statement::Query(Box::new(query));
         let plan =

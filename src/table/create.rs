@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use iceberg::TableCreation;
 use iceberg::spec::{
-    FormatVersion, NestedField, PrimitiveType, Schema, TableMetadataBuilder, Transform, Type,
-    UnboundPartitionSpec,
+    FormatVersion, NestedField, NullOrder, PrimitiveType, Schema, SortDirection, SortField, SortOrder,
+    TableMetadataBuilder, Transform, Type, UnboundPartitionSpec,
 };
 use mergeberg_kernel::ids::TableName;
 use uuid::Uuid;
@@ -30,12 +30,22 @@ pub struct ColumnDefinition {
     pub required: bool,
 }
 
+/// One field of a sort order: column, transform, and whether large values come first; nulls are smaller than all.
+#[derive(Clone, Debug)]
+pub struct SortDefinition {
+    pub column: String,
+    pub transform: String,
+    pub descending: bool,
+}
+
 /// A table to be, without any type of the crate. Field ids count from 1 in the order of the columns.
 #[derive(Clone, Debug, Default)]
 pub struct TableDefinition {
     pub columns: Vec<ColumnDefinition>,
     /// Column and transform (`identity`, `day`, `bucket[16]`), in order.
     pub partition: Vec<(String, String)>,
+    /// How files are sorted, in order; not at all when it is empty.
+    pub sort: Vec<SortDefinition>,
     pub properties: HashMap<String, String>,
     /// 2 or 3; 2 when it is not said.
     pub format_version: Option<u8>,
@@ -72,6 +82,12 @@ impl TableDefinition {
         self
     }
 
+    pub fn sorted_by(mut self, column: &str, transform: &str, descending: bool) -> Self {
+        let (column, transform) = (column.to_owned(), transform.to_owned());
+        self.sort.push(SortDefinition { column, transform, descending });
+        self
+    }
+
     pub fn property(mut self, key: &str, value: &str) -> Self {
         self.properties.insert(key.to_owned(), value.to_owned());
         self
@@ -81,16 +97,21 @@ impl TableDefinition {
     pub(super) fn create_request(&self, name: &TableName) -> Result<serde_json::Value, iceberg::Error> {
         let schema = self.schema()?;
         let spec = self.spec(&schema)?;
+        let order = self.order(&schema)?;
         let mut properties: BTreeMap<&str, &str> =
             self.properties.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         let version = if self.version()? == FormatVersion::V3 { "3" } else { "2" };
         properties.insert("format-version", version);
-        Ok(serde_json::json!({
+        let mut request = serde_json::json!({
             "name": name.name,
             "schema": serde_json::to_value(&schema)?,
             "partition-spec": { "spec-id": 0, "fields": numbered(&spec)? },
             "properties": properties,
-        }))
+        });
+        if !order.is_unsorted() {
+            request["write-order"] = serde_json::to_value(&order)?;
+        }
+        Ok(request)
     }
 
     fn schema(&self) -> Result<Schema, iceberg::Error> {
@@ -104,12 +125,27 @@ impl TableDefinition {
         Schema::builder().with_fields(fields).build()
     }
 
+    fn order(&self, schema: &Schema) -> Result<SortOrder, iceberg::Error> {
+        let mut builder = SortOrder::builder();
+        for SortDefinition { column, transform, descending } in &self.sort {
+            let (direction, null_order) = match descending {
+                true => (SortDirection::Descending, NullOrder::Last),
+                false => (SortDirection::Ascending, NullOrder::First),
+            };
+            builder.with_sort_field(SortField {
+                source_id: column_id(schema, column)?,
+                transform: transform.parse()?,
+                direction,
+                null_order,
+            });
+        }
+        builder.build(schema)
+    }
+
     fn spec(&self, schema: &Schema) -> Result<UnboundPartitionSpec, iceberg::Error> {
         let mut builder = UnboundPartitionSpec::builder();
         for (column, transform) in &self.partition {
-            let source = schema.field_id_by_name(column).ok_or_else(|| {
-                iceberg::Error::new(iceberg::ErrorKind::DataInvalid, format!("there is no column {column}"))
-            })?;
+            let source = column_id(schema, column)?;
             let transform: Transform = transform.parse()?;
             let name = match transform {
                 Transform::Identity => column.clone(),
@@ -119,6 +155,12 @@ impl TableDefinition {
         }
         Ok(builder.build())
     }
+}
+
+fn column_id(schema: &Schema, column: &str) -> Result<i32, iceberg::Error> {
+    schema.field_id_by_name(column).ok_or_else(|| {
+        iceberg::Error::new(iceberg::ErrorKind::DataInvalid, format!("there is no column {column}"))
+    })
 }
 
 /// The fields of a spec with ids: some servers read no spec without them.
@@ -143,8 +185,9 @@ impl SqlCatalog {
             |e: iceberg::Error| CatalogError::Refused(format!("{name} cannot be created: {}", plain(&e)));
         let schema = definition.schema().map_err(invalid)?;
         let spec = definition.spec(&schema).map_err(invalid)?;
+        let order = definition.order(&schema).map_err(invalid)?;
         let version = definition.version().map_err(invalid)?;
-        self.create_table_of(version, name, schema, spec, definition.properties.clone()).await
+        self.create_sorted(version, name, (schema, spec, order), definition.properties.clone()).await
     }
 
     /// Creates a namespace; one that exists stays as it is. Levels are joined by dots.
@@ -173,6 +216,17 @@ impl SqlCatalog {
         spec: impl Into<UnboundPartitionSpec>,
         properties: HashMap<String, String>,
     ) -> Result<Arc<LoadedTable>, CatalogError> {
+        let structure = (schema, spec.into(), SortOrder::unsorted_order());
+        self.create_sorted(version, name, structure, properties).await
+    }
+
+    async fn create_sorted(
+        &self,
+        version: FormatVersion,
+        name: &TableName,
+        (schema, spec, order): (Schema, UnboundPartitionSpec, SortOrder),
+        properties: HashMap<String, String>,
+    ) -> Result<Arc<LoadedTable>, CatalogError> {
         self.require_namespace(name).await?;
         let location = format!("{}/{}/{}", self.warehouse, name.namespace.join("/"), name.name);
         let creation = TableCreation::builder()
@@ -180,6 +234,7 @@ impl SqlCatalog {
             .location(location.clone())
             .schema(schema)
             .partition_spec(spec)
+            .sort_order(order)
             .properties(properties)
             .format_version(version)
             .build();

@@ -1,61 +1,40 @@
 //! Writes rows as Parquet data files of a table, under its default partition spec.
 //!
-//! Rows stream through: what is not on disk yet is bounded by [`MAX_BUFFERED_BYTES`] and
-//! [`MAX_OPEN_FILES`]; beyond that the fullest file is closed and its partition goes on in another one.
+//! Rows stream through: what is not on disk yet is bounded by [`MAX_BUFFERED_BYTES`] and [`MAX_OPEN_FILES`]. With the
+//! engine's resources ([`DataFileWriter::write_ordered`]) they are spread over lanes by partition, sorted where the
+//! table has a sort order, and what has too many partitions to be written side by side is sorted by partition and
+//! written one after the other. Without, the fullest file is closed and its partition goes on in another one.
 //! Encoding runs off the async runtime, one batch at a time, while the producer makes the next.
 //!
-//! Absent on purpose: sorting by the table's sort order (files are marked unsorted), the object-storage
-//! path layout, Avro and ORC.
+//! Absent on purpose: the object-storage path layout, Avro and ORC.
 
-use std::collections::HashMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use datafusion::arrow::array::RecordBatch;
-use datafusion::parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
-use datafusion::parquet::file::properties::WriterProperties;
-use futures::stream::{Stream, StreamExt};
-use iceberg::arrow::RecordBatchPartitionSplitter;
-use iceberg::spec::{
-    DataFile, DataFileBuilder, DataFileFormat, Datum, FormatVersion, PartitionKey, PartitionSpecRef,
-    PrimitiveLiteral, SchemaRef, Struct, StructType,
-};
-use iceberg::writer::base_writer::data_file_writer::{
-    DataFileWriter as FileSetWriter, DataFileWriterBuilder,
-};
-use iceberg::writer::file_writer::ParquetWriterBuilder;
-use iceberg::writer::file_writer::location_generator::{DefaultFileNameGenerator, LocationGenerator};
-use iceberg::writer::file_writer::rolling_writer::RollingFileWriterBuilder;
-use iceberg::writer::{IcebergWriter, IcebergWriterBuilder};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use futures::stream::{self, Stream, StreamExt};
+use iceberg::spec::DataFile;
 use mergeberg_kernel::change::FileFact;
-use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{SchemaId, SpecId};
 use tokio::runtime::Handle;
-use uuid::Uuid;
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet};
 
+use super::data_sink::{Opening, Sink, WritePlan};
 use super::error::TableError;
-use super::folders::data_folder;
 use super::loaded::LoadedTable;
-use super::manifest_codec::{file_fact, partition_type};
 use super::manifests::on_blocking_thread;
-use super::partition_values::partition_of;
-use super::row_lineage::{self, is_lineage_id};
-use super::row_shape::RowShape;
+pub use super::row_sort::WriteResources;
+use super::row_sort::{Failure, as_engine_rows, in_lanes, sorted};
 
 /// Rows held in memory by all open files together, in bytes.
-const MAX_BUFFERED_BYTES: usize = 512 * 1024 * 1024;
-/// Files open at the same time; a year of days fits.
-const MAX_OPEN_FILES: usize = 400;
-/// Default of `write.target-file-size-bytes`, in bytes.
-const DEFAULT_TARGET_FILE_BYTES: i64 = 512 * 1024 * 1024;
-/// Default of `write.parquet.row-group-size-bytes`, in bytes.
-const DEFAULT_ROW_GROUP_BYTES: i64 = 128 * 1024 * 1024;
-/// Longer bounds of text and binary columns are left out of the manifest, in bytes.
-const MAX_BOUND_BYTES: usize = 64;
-/// Longer partition values are cut in file paths, in bytes as encoded; file systems allow 255 a folder.
-const MAX_PATH_VALUE_BYTES: usize = 100;
-/// Default of `write.parquet.compression-level` for ZSTD.
-const DEFAULT_ZSTD_LEVEL: i64 = 3;
+pub(super) const MAX_BUFFERED_BYTES: usize = 512 * 1024 * 1024;
+/// Files open at the same time; three months of days.
+pub(super) const MAX_OPEN_FILES: usize = 100;
+/// Batches on their way to be sorted by partition.
+const SORT_QUEUE: usize = 2;
 
 /// A data file that was just written, not yet part of any snapshot.
 #[derive(Clone, Debug)]
@@ -81,7 +60,7 @@ impl DataFileWriter {
         S: Stream<Item = Result<RecordBatch, E>>,
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        Self::into_sink(table, Sink::open(table, schema_id, false)?, batches).await
+        Self::as_they_come(table, WritePlan::of(table, schema_id, false)?, batches).await
     }
 
     /// As [`Self::write`], for rows that are written again as they are: in a table of format v3 the batches may
@@ -95,29 +74,65 @@ impl DataFileWriter {
         S: Stream<Item = Result<RecordBatch, E>>,
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        Self::into_sink(table, Sink::open(table, schema_id, true)?, batches).await
+        Self::as_they_come(table, WritePlan::of(table, schema_id, true)?, batches).await
     }
 
-    async fn into_sink<S, E>(
+    /// As [`Self::write_again`], in the table's sort order, which the files then say they have; in several lanes, and
+    /// with one file a partition, however many partitions there are. `batches` are taken in their order by one
+    /// reader, to the end before any file is closed when they are sorted.
+    pub async fn write_ordered<S, E>(
         table: &LoadedTable,
-        sink: Sink,
+        schema_id: SchemaId,
+        batches: S,
+        resources: &WriteResources,
+    ) -> Result<Vec<NewDataFile>, TableError>
+    where
+        S: Stream<Item = Result<RecordBatch, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let plan = Arc::new(WritePlan::of(table, schema_id, true)?);
+        let result = ordered(&plan, batches, resources).await;
+        Self::without_leftovers(table, &plan, result).await
+    }
+
+    async fn as_they_come<S, E>(
+        table: &LoadedTable,
+        plan: WritePlan,
         batches: S,
     ) -> Result<Vec<NewDataFile>, TableError>
     where
         S: Stream<Item = Result<RecordBatch, E>>,
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let paths = sink.locations.written.clone();
-        let result = drain(sink, batches).await;
-        if result.is_err() {
-            let written = std::mem::take(&mut *paths.lock().unwrap_or_else(PoisonError::into_inner));
-            for path in written {
-                if let Err(error) = table.file_io.delete(&path).await {
-                    tracing::warn!(%path, %error, "a data file of a failed write was left behind");
+        let plan = Arc::new(plan);
+        let bare = batches.map(|batch| batch.map_err(|e| TableError::Producer(e.into())));
+        let lane = Lane { plan: Arc::clone(&plan), resources: None, lanes: 1, stop: Arc::default() };
+        let result = lane.write(bare, Opening::Always).await;
+        Self::without_leftovers(table, &plan, result).await
+    }
+
+    /// The files sorted by path, or none left of a failed write.
+    async fn without_leftovers(
+        table: &LoadedTable,
+        plan: &WritePlan,
+        result: Result<Vec<NewDataFile>, TableError>,
+    ) -> Result<Vec<NewDataFile>, TableError> {
+        match result {
+            Ok(mut files) => {
+                files.sort_by(|one, other| one.fact.path.cmp(&other.fact.path));
+                Ok(files)
+            }
+            Err(error) => {
+                let written = &plan.locations.written;
+                let written = std::mem::take(&mut *written.lock().unwrap_or_else(PoisonError::into_inner));
+                for path in written {
+                    if let Err(error) = table.file_io.delete(&path).await {
+                        tracing::warn!(%path, %error, "a data file of a failed write was left behind");
+                    }
                 }
+                Err(error)
             }
         }
-        result
     }
 
     /// As [`Self::write`], for rows in memory.
@@ -126,310 +141,190 @@ impl DataFileWriter {
         schema_id: SchemaId,
         batches: Vec<RecordBatch>,
     ) -> Result<Vec<NewDataFile>, TableError> {
-        let batches = futures::stream::iter(batches.into_iter().map(Ok::<_, std::convert::Infallible>));
+        let batches = stream::iter(batches.into_iter().map(Ok::<_, std::convert::Infallible>));
         Self::write(table, schema_id, batches).await
     }
 }
 
-async fn drain<S, E>(mut sink: Sink, batches: S) -> Result<Vec<NewDataFile>, TableError>
+async fn ordered<S, E>(
+    plan: &Arc<WritePlan>,
+    batches: S,
+    resources: &WriteResources,
+) -> Result<Vec<NewDataFile>, TableError>
 where
-    S: Stream<Item = Result<RecordBatch, E>>,
+    S: Stream<Item = Result<RecordBatch, E>> + Send + 'static,
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let place = sink.locations.folder.clone();
-    let mut batches = pin!(batches);
-    let mut next = batches.next().await;
-    while let Some(batch) = next {
-        let batch = batch.map_err(|e| TableError::Producer(e.into()))?;
+    // Each lane may hold a row group.
+    let lanes = resources.lanes.min(MAX_BUFFERED_BYTES / plan.row_group_bytes.max(1)).max(1);
+    let (order, failure) = (&plan.order, Failure::default());
+    let preparing = Arc::clone(plan);
+    let rows =
+        batches.map(move |batch| preparing.prepared(&batch.map_err(|e| TableError::Producer(e.into()))?));
+    let rows = as_engine_rows(order.schema(), rows, &failure);
+    let (sorted_by, opening) = match order.sort_order_id() {
+        Some(_) => (order.columns(), Opening::InTurn),
+        None => (Vec::new(), Opening::Bounded),
+    };
+    let lanes = in_lanes(rows, order.partition(), lanes, &sorted_by, &resources.task).map_err(of_engine)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut writing = JoinSet::new();
+    let count = lanes.len();
+    for rows in lanes {
+        let lane = Lane {
+            plan: Arc::clone(plan),
+            resources: Some(Arc::clone(&resources.task)),
+            lanes: count,
+            stop: Arc::clone(&stop),
+        };
+        writing.spawn(async move { lane.write(rows.map(|batch| batch.map_err(of_engine)), opening).await });
+    }
+    let (mut files, mut failed) = (Vec::new(), None);
+    while let Some(ended) = writing.join_next().await {
+        match ended.unwrap_or_else(|e| Err(TableError::of_join(&plan.locations.folder, e))) {
+            Ok(written) => files.extend(written),
+            Err(error) => {
+                // Nothing is deleted before every lane has ended.
+                stop.store(true, Ordering::Relaxed);
+                failed.get_or_insert(error);
+            }
+        }
+    }
+    match (failure.take(), failed) {
+        (Some(error), _) | (None, Some(error)) => Err(error),
+        (None, None) => Ok(files),
+    }
+}
+
+fn of_engine(error: datafusion::error::DataFusionError) -> TableError {
+    TableError::Producer(Box::new(error))
+}
+
+/// One stream of rows on its way to files.
+struct Lane {
+    plan: Arc<WritePlan>,
+    /// `None`: rows are not prepared, and nothing can be sorted.
+    resources: Option<Arc<TaskContext>>,
+    lanes: usize,
+    /// Another lane has failed.
+    stop: Arc<AtomicBool>,
+}
+
+impl Lane {
+    async fn write<S>(&self, rows: S, opening: Opening) -> Result<Vec<NewDataFile>, TableError>
+    where
+        S: Stream<Item = Result<RecordBatch, TableError>>,
+    {
+        let sink = Sink::open(&self.plan, opening, self.lanes)?;
+        let (mut sink, late) = self.drain(sink, rows).await?;
+        if let Some(late) = late {
+            sink = self.on_blocking(sink, |sink, handle| handle.block_on(sink.begin_in_turn())).await?.0;
+            let rows = late.sorted().await?.map(|batch| batch.map_err(of_engine));
+            sink = self.drain(sink, rows).await?.0;
+        }
+        Ok(self.on_blocking(sink, |sink, handle| handle.block_on(sink.close())).await?.1)
+    }
+
+    /// Writes the rows, and gives those that have to wait until the open files are closed.
+    async fn drain<S>(&self, mut sink: Sink, rows: S) -> Result<(Sink, Option<Late>), TableError>
+    where
+        S: Stream<Item = Result<RecordBatch, TableError>>,
+    {
+        let mut late: Option<Late> = None;
+        let mut rows = pin!(rows);
+        let mut next = rows.next().await;
+        while let Some(batch) = next {
+            let batch = batch?;
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(TableError::Internal("another lane of the write has failed".to_owned()));
+            }
+            let prepared = self.resources.is_some();
+            let encode = self.on_blocking(sink, move |sink, handle| {
+                let batch = if prepared { batch } else { sink.plan().prepared(&batch)? };
+                handle.block_on(sink.write(&batch))
+            });
+            let (encoded, following) = futures::join!(encode, rows.next());
+            let (returned, waiting) = encoded?;
+            sink = returned;
+            next = following;
+            for batch in waiting {
+                let late = match (&mut late, &self.resources) {
+                    (Some(late), _) => late,
+                    (none, Some(task)) => none.insert(Late::begin(&self.plan, task)?),
+                    (None, None) => return Err(TableError::Internal("rows that nobody sorts".to_owned())),
+                };
+                late.add(batch).await?;
+            }
+        }
+        Ok((sink, late))
+    }
+
+    async fn on_blocking<T: Send + 'static>(
+        &self,
+        mut sink: Sink,
+        work: impl FnOnce(&mut Sink, &Handle) -> Result<T, TableError> + Send + 'static,
+    ) -> Result<(Sink, T), TableError> {
         let handle = Handle::current();
-        let encode = on_blocking_thread(&place, move || {
-            let result = handle.block_on(sink.write(&batch));
-            (sink, result)
-        });
-        let (encoded, following) = futures::join!(encode, batches.next());
-        let (returned, result) = encoded?;
-        result?;
-        sink = returned;
-        next = following;
-    }
-    let handle = Handle::current();
-    on_blocking_thread(&place, move || handle.block_on(sink.close())).await?
-}
-
-type FilesWriter = FileSetWriter<ParquetWriterBuilder, Locations, DefaultFileNameGenerator>;
-
-struct OpenFile {
-    writer: FilesWriter,
-    /// Rows taken since the file was opened, in bytes; of these at most a row group is in memory.
-    taken_bytes: usize,
-}
-
-/// Where the rows of one write go.
-struct Sink {
-    shape: RowShape,
-    schema: SchemaRef,
-    spec: PartitionSpecRef,
-    types: StructType,
-    /// `None` for an unpartitioned spec.
-    splitter: Option<RecordBatchPartitionSplitter>,
-    builder: DataFileWriterBuilder<ParquetWriterBuilder, Locations, DefaultFileNameGenerator>,
-    locations: Locations,
-    row_group_bytes: usize,
-    open: HashMap<Struct, OpenFile>,
-    closed: Vec<DataFile>,
-}
-
-impl Sink {
-    fn open(table: &LoadedTable, schema_id: SchemaId, lineage: bool) -> Result<Self, TableError> {
-        let metadata = &table.metadata;
-        let declared = metadata
-            .schema_by_id(schema_id.0)
-            .ok_or_else(|| TableError::Rows(format!("the table has no schema {schema_id}")))?;
-        let schema = if lineage && metadata.format_version() >= FormatVersion::V3 {
-            Arc::new(row_lineage::extended(declared)?)
-        } else {
-            Arc::clone(declared)
-        };
-        let spec = metadata.default_partition_spec().clone();
-        let types = partition_type(&spec, &schema).ok_or_else(|| {
-            TableError::Unsupported(format!(
-                "partition spec {} cannot be used with schema {schema_id}; write under the current schema",
-                spec.spec_id()
-            ))
-        })?;
-        let splitter = if spec.is_unpartitioned() {
-            None
-        } else {
-            let splitter =
-                RecordBatchPartitionSplitter::try_new_with_computed_values(schema.clone(), spec.clone())
-                    .map_err(|e| TableError::Unsupported(super::error::plain(&e)))?;
-            Some(splitter)
-        };
-        let facts = &table.facts;
-        let row_group_bytes =
-            bytes_property(facts, "write.parquet.row-group-size-bytes", DEFAULT_ROW_GROUP_BYTES);
-        let properties = WriterProperties::builder()
-            .set_compression(compression(facts)?)
-            .set_max_row_group_bytes(Some(row_group_bytes))
-            // The crate takes bounds over those row groups only whose statistics are not truncated; a
-            // file bound would then be too narrow. So nothing is truncated, and long bounds are left out.
-            .set_statistics_truncate_length(None)
-            .build();
-        let locations = Locations::new(facts, types.clone());
-        let rolling = RollingFileWriterBuilder::new(
-            ParquetWriterBuilder::new(properties, schema.clone()),
-            bytes_property(facts, "write.target-file-size-bytes", DEFAULT_TARGET_FILE_BYTES),
-            table.file_io.clone(),
-            locations.clone(),
-            DefaultFileNameGenerator::new(Uuid::now_v7().to_string(), None, DataFileFormat::Parquet),
-        );
-        Ok(Self {
-            shape: RowShape::of(&schema)?,
-            schema,
-            spec,
-            types,
-            splitter,
-            builder: DataFileWriterBuilder::new(rolling),
-            locations,
-            row_group_bytes,
-            open: HashMap::new(),
-            closed: Vec::new(),
+        on_blocking_thread(&self.plan.locations.folder, move || {
+            let result = work(&mut sink, &handle)?;
+            Ok((sink, result))
         })
+        .await?
+    }
+}
+
+/// Rows of partitions that came when too many files were open: they are sorted by partition meanwhile.
+struct Late {
+    rows: mpsc::Sender<RecordBatch>,
+    sorting: JoinHandle<Result<SendableRecordBatchStream, TableError>>,
+}
+
+impl Late {
+    fn begin(plan: &Arc<WritePlan>, task: &Arc<TaskContext>) -> Result<Self, TableError> {
+        let (sender, receiver) = mpsc::channel(SORT_QUEUE);
+        let rows =
+            stream::unfold(
+                receiver,
+                |mut receiver| async move { Some((Ok(receiver.recv().await?), receiver)) },
+            );
+        let rows = as_engine_rows(plan.order.schema(), rows, &Failure::default());
+        let mut rows = sorted(rows, plan.order.partition(), task).map_err(of_engine)?;
+        let sorting = tokio::spawn(async move {
+            // The first one is there when all have been taken.
+            let first = rows.next().await;
+            let schema = rows.schema();
+            let all = stream::iter(first).chain(rows);
+            let all = datafusion::physical_plan::stream::RecordBatchStreamAdapter::new(schema, all);
+            Ok(Box::pin(all) as SendableRecordBatchStream)
+        });
+        Ok(Self { rows: sender, sorting })
     }
 
-    async fn write(&mut self, batch: &RecordBatch) -> Result<(), TableError> {
-        if batch.num_rows() == 0 {
+    async fn add(&mut self, batch: RecordBatch) -> Result<(), TableError> {
+        if self.rows.send(batch).await.is_ok() {
             return Ok(());
         }
-        let rows = self.shape.conform(batch)?;
-        let parts = match &self.splitter {
-            Some(splitter) => splitter.split(&rows).map_err(|e| TableError::Rows(super::error::plain(&e)))?,
-            None => {
-                let nulls = Struct::from_iter(self.types.fields().iter().map(|_| None));
-                let key = PartitionKey::new(self.spec.as_ref().clone(), self.schema.clone(), nulls);
-                vec![(key, rows)]
-            }
-        };
-        for (key, part) in parts {
-            self.write_part(key, part).await?;
+        // Nobody takes them any more: the sort has failed, and says why in its result.
+        let ended = (&mut self.sorting).await.map_err(|e| TableError::of_join("rows to be sorted", e))?;
+        let mut rows = ended?;
+        match rows.next().await {
+            Some(Err(error)) => Err(of_engine(error)),
+            _ => Err(TableError::Internal("rows were sorted before they were all there".to_owned())),
         }
-        while self.open.len() > MAX_OPEN_FILES || self.buffered_bytes() > MAX_BUFFERED_BYTES {
-            self.close_fullest().await?;
-        }
-        Ok(())
     }
 
-    async fn write_part(&mut self, key: PartitionKey, rows: RecordBatch) -> Result<(), TableError> {
-        let failed = |e: iceberg::Error| TableError::of_write(&self.locations.folder, e);
-        let file = match self.open.entry(key.data().clone()) {
-            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => {
-                let writer = self.builder.build(Some(key)).await.map_err(failed)?;
-                entry.insert(OpenFile { writer, taken_bytes: 0 })
-            }
-        };
-        file.taken_bytes += rows.get_array_memory_size();
-        file.writer.write(rows).await.map_err(failed)
-    }
-
-    fn buffered_bytes(&self) -> usize {
-        self.open.values().map(|file| file.taken_bytes.min(self.row_group_bytes)).sum()
-    }
-
-    async fn close_fullest(&mut self) -> Result<(), TableError> {
-        let fullest = self.open.iter().max_by_key(|(_, file)| file.taken_bytes).map(|(key, _)| key.clone());
-        if let Some(mut file) = fullest.and_then(|key| self.open.remove(&key)) {
-            let files =
-                file.writer.close().await.map_err(|e| TableError::of_write(&self.locations.folder, e))?;
-            self.closed.extend(files);
-        }
-        Ok(())
-    }
-
-    async fn close(mut self) -> Result<Vec<NewDataFile>, TableError> {
-        while !self.open.is_empty() {
-            self.close_fullest().await?;
-        }
-        let mut files = Vec::with_capacity(self.closed.len());
-        for file in std::mem::take(&mut self.closed) {
-            let file = without_long_bounds(&file, self.spec.spec_id())
-                .map_err(|e| TableError::Internal(format!("{}: {e}", file.file_path())))?;
-            let partition =
-                partition_of(&self.spec, &self.types, file.partition()).map_err(TableError::Rows)?;
-            let fact = file_fact(&file, Arc::new(partition)).map_err(TableError::Internal)?;
-            files.push(NewDataFile { fact, file: Arc::new(file), spec_id: SpecId(self.spec.spec_id()) });
-        }
-        files.sort_by(|one, other| one.fact.path.cmp(&other.fact.path));
-        Ok(files)
+    async fn sorted(self) -> Result<SendableRecordBatchStream, TableError> {
+        drop(self.rows);
+        self.sorting.await.map_err(|e| TableError::of_join("rows to be sorted", e))?
     }
 }
 
-/// The same file without bounds that would bloat manifests (a missing bound never misleads a reader), and without
-/// statistics of columns that are no column of the table.
-fn without_long_bounds(file: &DataFile, spec_id: i32) -> Result<DataFile, String> {
-    fn of_table<T: Clone>(statistics: &HashMap<i32, T>) -> HashMap<i32, T> {
-        let own = statistics.iter().filter(|(id, _)| !is_lineage_id(**id));
-        own.map(|(id, value)| (*id, value.clone())).collect()
-    }
-    let short = |bounds: &HashMap<i32, Datum>| -> HashMap<i32, Datum> {
-        of_table(bounds).into_iter().filter(|(_, bound)| is_short(bound)).collect()
-    };
-    DataFileBuilder::default()
-        .content(file.content_type())
-        .file_path(file.file_path().to_owned())
-        .file_format(file.file_format())
-        .partition(file.partition().clone())
-        .partition_spec_id(spec_id)
-        .record_count(file.record_count())
-        .file_size_in_bytes(file.file_size_in_bytes())
-        .column_sizes(of_table(file.column_sizes()))
-        .value_counts(of_table(file.value_counts()))
-        .null_value_counts(of_table(file.null_value_counts()))
-        .nan_value_counts(of_table(file.nan_value_counts()))
-        .lower_bounds(short(file.lower_bounds()))
-        .upper_bounds(short(file.upper_bounds()))
-        .split_offsets(file.split_offsets().map(<[i64]>::to_vec))
-        .build()
-        .map_err(|e| e.to_string())
-}
-
-fn is_short(bound: &Datum) -> bool {
-    match bound.literal() {
-        PrimitiveLiteral::String(text) => text.len() <= MAX_BOUND_BYTES,
-        PrimitiveLiteral::Binary(bytes) => bytes.len() <= MAX_BOUND_BYTES,
-        _ => true,
-    }
-}
-
-/// A size in bytes from the table's properties; nonsense (zero, negative) is the default.
-fn bytes_property(facts: &TableFacts, key: &str, default: i64) -> usize {
-    let bytes = facts.property_i64(key, default);
-    usize::try_from(if bytes > 0 { bytes } else { default }).unwrap_or(usize::MAX)
-}
-
-fn compression(facts: &TableFacts) -> Result<Compression, TableError> {
-    const CODEC: &str = "write.parquet.compression-codec";
-    const LEVEL: &str = "write.parquet.compression-level";
-    let codec = facts.properties.get(CODEC).map_or("zstd", String::as_str).to_ascii_lowercase();
-    let level = |default: i64| facts.property_i64(LEVEL, default);
-    let unsigned = |default: i64| u32::try_from(level(default)).unwrap_or(u32::MAX);
-    let refused = |e: &dyn std::fmt::Display| {
-        TableError::Unsupported(format!("table property {LEVEL} cannot be used with {codec}: {e}"))
-    };
-    match codec.as_str() {
-        "zstd" => {
-            let level = i32::try_from(level(DEFAULT_ZSTD_LEVEL)).unwrap_or(i32::MAX);
-            ZstdLevel::try_new(level).map(Compression::ZSTD).map_err(|e| refused(&e))
-        }
-        "gzip" => GzipLevel::try_new(unsigned(6)).map(Compression::GZIP).map_err(|e| refused(&e)),
-        "brotli" => BrotliLevel::try_new(unsigned(1)).map(Compression::BROTLI).map_err(|e| refused(&e)),
-        "snappy" => Ok(Compression::SNAPPY),
-        "lz4" => Ok(Compression::LZ4_RAW),
-        "uncompressed" => Ok(Compression::UNCOMPRESSED),
-        other => Err(TableError::Unsupported(format!(
-            "table property {CODEC} is '{other}'; use zstd, gzip, snappy, lz4, brotli or uncompressed"
-        ))),
-    }
-}
-
-/// Paths of data files. The crate's own generator writes partition values as they are, so that a value
-/// such as `../..` would leave the table's folder; here names and values are percent-encoded.
-#[derive(Clone)]
-struct Locations {
-    folder: String,
-    types: Arc<StructType>,
-    /// Every path given out.
-    written: Arc<Mutex<Vec<String>>>,
-}
-
-impl Locations {
-    fn new(facts: &TableFacts, types: StructType) -> Self {
-        let folder = data_folder(facts);
-        Self { folder, types: Arc::new(types), written: Arc::default() }
-    }
-
-    fn path(&self, key: Option<&PartitionKey>, file_name: &str) -> String {
-        let mut path = self.folder.clone();
-        // A tuple that cannot be shown is refused when the file is described; here it has no folder.
-        if let Some(key) = key.filter(|key| !key.spec().is_unpartitioned())
-            && let Ok(partition) = partition_of(key.spec(), &self.types, key.data())
-        {
-            for field in &partition.fields {
-                let value = field.value.as_deref().unwrap_or("null");
-                path.push_str(&format!("/{}={}", encoded(&field.name), encoded(value)));
-            }
-        }
-        format!("{path}/{file_name}")
-    }
-}
-
-impl LocationGenerator for Locations {
-    fn generate_location(&self, partition_key: Option<&PartitionKey>, file_name: &str) -> String {
-        let path = self.path(partition_key, file_name);
-        self.written.lock().unwrap_or_else(PoisonError::into_inner).push(path.clone());
-        path
-    }
-}
-
-/// Percent-encodes everything but letters, digits and `-_.`, and cuts at [`MAX_PATH_VALUE_BYTES`].
-fn encoded(text: &str) -> String {
-    let mut path = String::new();
-    for character in text.chars() {
-        if path.len() >= MAX_PATH_VALUE_BYTES {
-            break;
-        }
-        if character.is_ascii_alphanumeric() || "-_.".contains(character) {
-            path.push(character);
-            continue;
-        }
-        let mut buffer = [0_u8; 4];
-        for byte in character.encode_utf8(&mut buffer).bytes() {
-            path.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    path
-}
-
+#[cfg(test)]
+#[path = "data_order_tests.rs"]
+mod order_tests;
+#[cfg(test)]
+#[path = "write_property_tests.rs"]
+mod property_tests;
 #[cfg(test)]
 #[path = "data_files_tests.rs"]
 mod tests;

@@ -331,6 +331,25 @@ pub(super) fn fact_of_new(snapshot: &NewSnapshot) -> SnapshotFact {
     fact_of(&crate_snapshot(snapshot))
 }
 
+/// An empty table of any structure.
+pub(super) fn table_of(
+    schema: Schema,
+    spec: UnboundPartitionSpec,
+    order: iceberg::spec::SortOrder,
+) -> (TempDir, LoadedTable) {
+    let dir = tempfile::tempdir().unwrap();
+    let creation = TableCreation::builder()
+        .name("any".to_owned())
+        .location(dir.path().join("any").to_str().unwrap().to_owned())
+        .schema(schema)
+        .partition_spec(spec)
+        .sort_order(order)
+        .format_version(FormatVersion::V2)
+        .build();
+    let metadata = TableMetadataBuilder::from_table_creation(creation).unwrap().build().unwrap().metadata;
+    (dir, loaded(metadata, BTreeMap::new()))
+}
+
 fn loaded(metadata: TableMetadata, refs: BTreeMap<RefName, RefFact>) -> LoadedTable {
     let facts = TableFacts {
         name: "nyc.flights".parse::<TableName>().unwrap(),

@@ -44,7 +44,7 @@ pub use finding::value_text;
 pub use provider::FilesTable;
 pub use reuse::REUSED;
 pub use rewrite_proof::RewriteProver;
-pub use session::{CHECK_TIME_BOUND, ENGINE, Engine};
+pub use session::{CHECK_TIME_BOUND, ENGINE, Engine, is_exhausted};
 pub use train::{CarView, TableResolver, TrainView, Validator};
 
 /// Why a check could not be run. Never a pass, never a pipeline's fault.
@@ -88,6 +88,13 @@ pub enum CheckError {
     Catalog(#[from] CatalogError),
     #[error("the query engine failed: {0}")]
     Engine(#[source] Box<DataFusionError>),
+}
+
+impl CheckError {
+    /// Did it need more memory or disk than there is?
+    fn is_exhausted(&self) -> bool {
+        matches!(self, Self::Engine(error) if is_exhausted(error))
+    }
 }
 
 impl From<DataFusionError> for CheckError {

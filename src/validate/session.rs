@@ -3,14 +3,21 @@
 //! Checks burn CPU for seconds, so they run on threads of their own and never hold up the queue's runtime.
 //! All sessions draw on one memory pool; what does not fit spills to disk, up to a bound, and a check that
 //! needs more is `could-not-run`.
+//!
+//! A hash join cannot spill. It is tried first, being the fastest by far where one side fits; work that runs out of
+//! memory is done once more by [`Engine::sparing`], whose joins sort both sides, which can.
 
 use std::future::Future;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
+use datafusion::error::{DataFusionError, Result as DataFusionResult};
 use datafusion::execution::memory_pool::FairSpillPool;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::optimizer::{OptimizerConfig, OptimizerRule};
 use datafusion::prelude::{SessionConfig, SessionContext};
 
 use super::CheckError;
@@ -24,13 +31,32 @@ pub const SPILL_BYTES: u64 = 16 * 1024 * 1024 * 1024;
 /// One check on one candidate; a longer one is `could-not-run`.
 pub const CHECK_TIME_BOUND: Duration = Duration::from_secs(10 * 60);
 
+/// Of the memory, what a sort keeps back for merging what it has sorted: one part in so many.
+const SPILL_RESERVATION_PARTS: usize = 32;
+/// The engine's own default for that, bytes.
+const MAX_SPILL_RESERVATION_BYTES: usize = 10 * 1024 * 1024;
+/// Rows that a sparing session moves at a time: a sort has room for one of these at least, or fails.
+const SPARING_BATCH_ROWS: usize = 1024;
+/// Fewer streams, and no join would be one that sorts.
+const SORTED_JOIN_STREAMS: usize = 2;
+
 /// One for the process; shared by checks and rewrite proofs.
 #[derive(Debug)]
 pub struct Engine {
-    /// `None` only while dropping.
-    threads: Option<tokio::runtime::Runtime>,
+    threads: Arc<Threads>,
     environment: Arc<RuntimeEnv>,
     parallelism: usize,
+    memory_bytes: usize,
+    joins: Joins,
+}
+
+/// How sides are joined by equal values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Joins {
+    /// One side is in memory.
+    Hashed,
+    /// Both sides are sorted, on disk if they must.
+    Sorted,
 }
 
 impl Engine {
@@ -50,7 +76,18 @@ impl Engine {
             .with_memory_pool(Arc::new(FairSpillPool::new(memory_bytes)))
             .with_max_temp_directory_size(SPILL_BYTES)
             .build_arc()?;
-        Ok(Self { threads: Some(threads), environment, parallelism })
+        let threads = Arc::new(Threads(Some(threads)));
+        Ok(Self { threads, environment, parallelism, memory_bytes, joins: Joins::Hashed })
+    }
+
+    /// The same threads, memory and disk, for work that ran out of memory: what can be on disk is.
+    pub fn sparing(&self) -> Arc<Self> {
+        Arc::new(Self {
+            threads: Arc::clone(&self.threads),
+            environment: Arc::clone(&self.environment),
+            joins: Joins::Sorted,
+            ..*self
+        })
     }
 
     /// Streams that a scan is split into at most.
@@ -69,8 +106,25 @@ impl Engine {
         let mut config =
             SessionConfig::new().with_target_partitions(self.parallelism).with_information_schema(false);
         config.options_mut().sql_parser.enable_ident_normalization = false;
+        config.options_mut().execution.sort_spill_reservation_bytes =
+            (self.memory_bytes / SPILL_RESERVATION_PARTS).min(MAX_SPILL_RESERVATION_BYTES);
+        if self.joins == Joins::Sorted {
+            config.options_mut().optimizer.prefer_hash_join = false;
+            config = config
+                .with_target_partitions(self.parallelism.max(SORTED_JOIN_STREAMS))
+                .with_batch_size(SPARING_BATCH_ROWS);
+        }
         change(&mut config);
-        SessionContext::new_with_config_rt(config, Arc::clone(&self.environment))
+        let session = SessionContext::new_with_config_rt(config, Arc::clone(&self.environment));
+        if self.joins == Joins::Sorted {
+            session.add_optimizer_rule(Arc::new(NoNullAwareJoins));
+        }
+        session
+    }
+
+    /// Does it know joins that need no side in memory only?
+    pub fn is_sparing(&self) -> bool {
+        self.joins == Joins::Sorted
     }
 
     /// Runs `work` on the engine's threads, within `bound`. Giving up on the returned future stops it.
@@ -79,7 +133,7 @@ impl Engine {
         T: Send + 'static,
         F: Future<Output = Result<T, CheckError>> + Send + 'static,
     {
-        let Some(threads) = &self.threads else { return Err(CheckError::Stopped) };
+        let Some(threads) = &self.threads.0 else { return Err(CheckError::Stopped) };
         let mut task = StopOnDrop(threads.spawn(work));
         match tokio::time::timeout(bound, &mut task.0).await {
             Ok(Ok(result)) => result,
@@ -90,10 +144,14 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+/// `None` only while dropping.
+#[derive(Debug)]
+struct Threads(Option<tokio::runtime::Runtime>);
+
+impl Drop for Threads {
     fn drop(&mut self) {
         // Waiting for the threads is not allowed where an engine may be dropped, within async code.
-        if let Some(threads) = self.threads.take() {
+        if let Some(threads) = self.0.take() {
             threads.shutdown_background();
         }
     }
@@ -104,5 +162,86 @@ struct StopOnDrop<T>(tokio::task::JoinHandle<T>);
 impl<T> Drop for StopOnDrop<T> {
     fn drop(&mut self) {
         self.0.abort();
+    }
+}
+
+/// Refuses to sort the sides of a `NOT IN`: the engine's join by sorting does not know that a null among the others
+/// makes it unknown, and would give rows.
+#[derive(Debug)]
+struct NoNullAwareJoins;
+
+impl OptimizerRule for NoNullAwareJoins {
+    fn name(&self) -> &str {
+        "no_null_aware_joins"
+    }
+
+    fn rewrite(
+        &self,
+        plan: LogicalPlan,
+        _config: &dyn OptimizerConfig,
+    ) -> DataFusionResult<Transformed<LogicalPlan>> {
+        plan.apply_with_subqueries(|node| match node {
+            LogicalPlan::Join(join) if join.null_aware => Err(DataFusionError::ResourcesExhausted(
+                "the rows of a NOT IN do not fit into memory; write it as NOT EXISTS".to_owned(),
+            )),
+            _ => Ok(TreeNodeRecursion::Continue),
+        })?;
+        Ok(Transformed::no(plan))
+    }
+}
+
+/// Did the work need more memory or disk than there is?
+pub fn is_exhausted(error: &DataFusionError) -> bool {
+    matches!(error.find_root(), DataFusionError::ResourcesExhausted(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+    use datafusion::prelude::DataFrame;
+
+    use super::*;
+
+    const ROWS: i64 = 60_000;
+
+    /// Two tables of some 200 bytes a row, joined; 8 MiB hold neither of them.
+    async fn joined(engine: &Engine, sql: &str) -> DataFusionResult<usize> {
+        let session = engine.session();
+        for (name, first) in [("one", 0), ("other", ROWS / 2)] {
+            let ids: Vec<i64> = (first..first + ROWS).map(|id| id * 7_919 % (2 * ROWS + 1)).collect();
+            let texts: Vec<String> = ids.iter().map(|id| format!("{}{id}", "wide ".repeat(40))).collect();
+            let batches = ids.chunks(4_000).zip(texts.chunks(4_000)).map(|(ids, texts)| {
+                let ids: ArrayRef = Arc::new(Int64Array::from(ids.to_vec()));
+                let texts: ArrayRef = Arc::new(StringArray::from_iter_values(texts));
+                RecordBatch::try_from_iter([("id", ids), ("text", texts)])
+            });
+            let table: DataFrame = session.read_batches(batches.collect::<Result<Vec<_>, _>>()?)?;
+            session.register_table(name, table.into_view())?;
+        }
+        session.sql(sql).await?.count().await
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_join_that_does_not_fit_is_told_and_the_sparing_engine_does_it() {
+        let engine = Engine::with_bounds(2, 8 * 1024 * 1024).unwrap();
+        let sql = "SELECT o.text, t.text FROM one o FULL JOIN other t ON o.id = t.id AND o.text <> '' \
+                   WHERE coalesce(o.text, t.text) <> 'no'";
+        let failed = joined(&engine, sql).await.unwrap_err();
+        assert!(is_exhausted(&failed), "{failed}");
+        let all = usize::try_from(ROWS + ROWS / 2).unwrap();
+        assert_eq!(joined(&engine.sparing(), sql).await.unwrap(), all);
+    }
+
+    /// A null among them makes it unknown, which a join that sorts does not know.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_sparing_engine_refuses_not_in_rather_than_give_wrong_rows() {
+        let engine = Engine::with_bounds(2, 64 * 1024 * 1024).unwrap();
+        let sql = "SELECT id FROM one WHERE id NOT IN (SELECT CASE WHEN id > 9 THEN id END FROM other)";
+        assert_eq!(joined(&engine, sql).await.unwrap(), 0);
+        let refused = joined(&engine.sparing(), sql).await.unwrap_err();
+        assert!(is_exhausted(&refused) && refused.to_string().contains("NOT EXISTS"), "{refused}");
+        let exists = "SELECT id FROM one o WHERE NOT EXISTS (SELECT 1 FROM other t WHERE t.id = o.id)";
+        let all = usize::try_from(ROWS / 2).unwrap();
+        assert_eq!(joined(&engine.sparing(), exists).await.unwrap(), all);
     }
 }

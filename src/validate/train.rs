@@ -113,7 +113,15 @@ impl Validator {
         // A measurement that is shown; nothing is decided by it.
         let begin = Instant::now();
         let counters = Arc::new(ScanCounters::default());
-        let work = self.find(view, check, candidate, relation, &counters);
+        let work = async {
+            match self.find(&self.engine, view, check, candidate, relation, &counters).await {
+                // A join's smaller side does not fit: once more, by joins that can go to disk.
+                Err(error) if error.is_exhausted() => {
+                    self.find(&self.engine.sparing(), view, check, candidate, relation, &counters).await
+                }
+                found => found,
+            }
+        };
         // Covers manifests and other tables; the scan itself has the same bound on the engine's side.
         let found = match tokio::time::timeout(CHECK_TIME_BOUND, work).await {
             Ok(found) => found,
@@ -174,31 +182,31 @@ impl Validator {
 
     async fn find(
         &self,
+        engine: &Arc<Engine>,
         view: TrainView<'_>,
         check: &CheckDefinition,
         candidate: SnapshotId,
         relation: Relation<'_>,
         counters: &Arc<ScanCounters>,
     ) -> Result<Finding, CheckError> {
-        let engine = Arc::clone(&self.engine);
         let compare = check.compare;
         match check.kind.clone() {
             CheckKind::DuplicateKey { columns, nulls, scope } => {
                 let subject = Subject::gather(view, candidate, relation, scope, counters).await?;
                 let key = Reuse::key(view, check, &subject);
-                let work = duplicate_key::run(Arc::clone(&engine), subject, columns, nulls, compare);
+                let work = duplicate_key::run(Arc::clone(engine), subject, columns, nulls, compare);
                 self.once(key, candidate, engine.run(CHECK_TIME_BOUND, work)).await
             }
             CheckKind::NotNull { columns, scope } => {
                 let subject = Subject::gather(view, candidate, relation, scope, counters).await?;
                 let key = Reuse::key(view, check, &subject);
-                let work = not_null::run(Arc::clone(&engine), subject, columns, compare);
+                let work = not_null::run(Arc::clone(engine), subject, columns, compare);
                 self.once(key, candidate, engine.run(CHECK_TIME_BOUND, work)).await
             }
             CheckKind::AcceptedValues { column, values, scope } => {
                 let subject = Subject::gather(view, candidate, relation, scope, counters).await?;
                 let key = Reuse::key(view, check, &subject);
-                let work = rows::accepted_values(Arc::clone(&engine), subject, column, values, compare);
+                let work = rows::accepted_values(Arc::clone(engine), subject, column, values, compare);
                 self.once(key, candidate, engine.run(CHECK_TIME_BOUND, work)).await
             }
             CheckKind::Referential { columns, references, scope } => {
@@ -206,7 +214,7 @@ impl Validator {
                 let pinned = view.pin(&references.table, counters).await?;
                 let inputs = vec![pinned.input()];
                 let work = rows::referential(
-                    Arc::clone(&engine),
+                    Arc::clone(engine),
                     subject,
                     columns,
                     pinned,
@@ -228,13 +236,13 @@ impl Validator {
                 let source = UpstreamSource::find(view, &upstream, counters).await?;
                 let inputs = source.input().into_iter().collect();
                 let terms = reconciliation::Terms { mode, by, count, sums, absolute, relative, compare };
-                let work = reconciliation::run(Arc::clone(&engine), subject, source, terms);
+                let work = reconciliation::run(Arc::clone(engine), subject, source, terms);
                 Ok(engine.run(CHECK_TIME_BOUND, work).await?.with_inputs(inputs))
             }
             CheckKind::Sql { query, tables, fence: _ } => {
                 let named = sql::Named { query: &query, tables: &tables };
                 let relations = sql::Relations::gather(view, candidate, relation, named, counters).await?;
-                let work = sql::run(Arc::clone(&engine), relations, query);
+                let work = sql::run(Arc::clone(engine), relations, query);
                 engine.run(CHECK_TIME_BOUND, work).await
             }
         }

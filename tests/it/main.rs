@@ -37,6 +37,7 @@ mod postgres_round_trips;
 mod queue_basics;
 mod races;
 mod readme;
+mod replay_files;
 mod replays;
 mod rest_client;
 mod rest_faults;

@@ -249,6 +249,7 @@ def _entry(table: Table, manifest: Any, entry: Any) -> dict[str, Any]:
         "partition": _partition(spec, file.partition),
         "records": file.record_count,
         "bytes": file.file_size_in_bytes,
+        "sort_order_id": file.sort_order_id,
         "snapshot_id": entry.snapshot_id,
         "sequence_number": entry.sequence_number,
         "file_sequence_number": entry.file_sequence_number,

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use mergeberg::validate::Engine;
 use serde_json::json;
 
 use super::choices;
@@ -30,6 +31,22 @@ struct Tally {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_operations_run_again_do_what_sql_says() {
+    play_all(Joins::Hashed).await;
+}
+
+/// As operations are run that ran out of memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn random_operations_do_the_same_by_joins_that_sort() {
+    play_all(Joins::Sorted).await;
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Joins {
+    Hashed,
+    Sorted,
+}
+
+async fn play_all(joins: Joins) {
     let from_env = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let asked = from_env("MERGEBERG_REPLAY_RUNS");
     let seeds = match from_env("MERGEBERG_REPLAY_SEED") {
@@ -43,7 +60,7 @@ async fn random_operations_run_again_do_what_sql_says() {
         if asked.is_none() && begin.elapsed() > TIME_BOUND {
             break;
         }
-        play(seed, &mut tally).await;
+        play(seed, joins, &mut tally).await;
     }
     eprintln!("{tally:?}");
     if all {
@@ -81,7 +98,7 @@ async fn meanwhile(world: &World, random: &mut Random, rows: &mut Vec<Row>, more
     }
 }
 
-async fn play(seed: u64, tally: &mut Tally) {
+async fn play(seed: u64, joins: Joins, tally: &mut Tally) {
     let mut random = Random::new(seed);
     let mut table = definition();
     table = match random.below(5) {
@@ -101,7 +118,10 @@ async fn play(seed: u64, tally: &mut Tally) {
     let mut rows = choices::rows(&mut random, 14);
     rows.push(choices::row(&mut random));
     let feed = choices::rows(&mut random, 8);
-    let world = World::new(table, &rows, &feed).await;
+    let mut world = World::new(table, &rows, &feed).await;
+    if joins == Joins::Sorted {
+        world.house = world.house.with_engine(Engine::start().unwrap().sparing());
+    }
     let first = choices::row(&mut random);
     world.first_landing(&first).await;
     rows.push(first);
