@@ -53,8 +53,10 @@ async fn guarded(tools: &Tools, name: &TableName) -> Result<Seen, CatalogError> 
     if once.facts.head(&branch) != Some(head) {
         return Ok(Seen::Wrong("the catalog says that it applied a commit, and has not".to_owned()));
     }
-    Ok(match tools.catalog.commit_under_key(key, &base, &requirements, &updates).await {
-        KeyedAnswer::Yes if is_same(&once, &tools.catalog.load(name).await?) => Seen::AsItShould,
+    let again = tools.catalog.commit_under_key(key, &base, &requirements, &updates).await;
+    let now = tools.catalog.load(name).await?;
+    Ok(match again {
+        KeyedAnswer::Yes if is_same(&once, &now) => Seen::AsItShould,
         KeyedAnswer::Yes => {
             Seen::Wrong("a commit that was sent twice under one key was applied twice".to_owned())
         }
