@@ -5,7 +5,7 @@
 //! Encoding runs off the async runtime, one batch at a time, while the producer makes the next.
 //!
 //! Absent on purpose: sorting by the table's sort order (files are marked unsorted), the object-storage
-//! path layout, Avro and ORC.
+//! path layout, Avro and ORC (decision 0030).
 
 use std::collections::HashMap;
 use std::pin::pin;
