@@ -6,7 +6,7 @@
 //! written one after the other. Without, the fullest file is closed and its partition goes on in another one.
 //! Encoding runs off the async runtime, one batch at a time, while the producer makes the next.
 //!
-//! Absent on purpose: the object-storage path layout, Avro and ORC.
+//! Absent on purpose: the object-storage path layout, Avro and ORC (decision 0030).
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};

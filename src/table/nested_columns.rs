@@ -1,7 +1,7 @@
 //! Structs, lists and maps of a data file, whatever became of their fields since it was written.
 //!
 //! The crate's reader puts a file's columns in their places by field id, but takes what is inside them as the
-//! file has it. So these columns are read here, whole, and put right by [`super::nested_adapt`]; all others
+//! file has it. So these columns are read here, whole, and put right by [`super::column_adapter`]; all others
 //! the crate reads, but for the columns of [`super::row_lineage`], which it does not know.
 
 use std::ops::Range;
@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use datafusion::arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
-use datafusion::arrow::datatypes::{DataType, Field, FieldRef, Fields, Schema, SchemaRef, TimeUnit};
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::datatypes::{DataType, Field, FieldRef, Fields, Schema, TimeUnit};
 use datafusion::parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use datafusion::parquet::arrow::async_reader::ParquetRecordBatchStream;
 use datafusion::parquet::arrow::{
@@ -20,18 +20,12 @@ use datafusion::parquet::basic::Type as PhysicalType;
 use futures::StreamExt;
 use iceberg::arrow::ArrowFileReader;
 use iceberg::io::{FileIO, FileMetadata, FileRead};
-use iceberg::spec::{MappedField, NameMapping, NestedFieldRef};
+use iceberg::spec::{MappedField, NameMapping};
 
+use super::column_adapter::{ColumnAdapter, WantedColumn};
 use super::error::TableError;
-use super::nested_adapt::{FileField, adapt, missing};
+use super::nested_adapt::FileField;
 use super::row_lineage::is_lineage;
-
-/// A nested column that is wanted, as the table has it.
-#[derive(Clone, Debug)]
-pub(super) struct NestedColumn {
-    pub field: NestedFieldRef,
-    pub target: FieldRef,
-}
 
 /// Has it fields of its own, or is it none of the crate's?
 pub(super) fn is_read_here(field: &Field) -> bool {
@@ -42,10 +36,7 @@ pub(super) fn is_read_here(field: &Field) -> bool {
 /// The nested columns of one file, batch by batch, in file order.
 pub(super) struct NestedReader {
     stream: ParquetRecordBatchStream<ArrowFileReader>,
-    columns: Vec<NestedColumn>,
-    /// For each column its place in the batches, and how the file has it; `None`: the file lacks it.
-    found: Vec<Option<(usize, FileField)>>,
-    schema: SchemaRef,
+    adapter: ColumnAdapter,
 }
 
 impl NestedReader {
@@ -54,7 +45,7 @@ impl NestedReader {
         file_io: &FileIO,
         path: &str,
         size: u64,
-        columns: Vec<NestedColumn>,
+        columns: Vec<WantedColumn>,
         mapping: Option<&NameMapping>,
         batch_rows: usize,
         fetched: Arc<AtomicU64>,
@@ -77,16 +68,7 @@ impl NestedReader {
                 "{path} has no field ids; set the table property schema.name-mapping.default"
             ))
         })?;
-        let mut roots = Vec::new();
-        for column in &columns {
-            roots.extend(file_columns.iter().position(|of_file| of_file.id == Some(column.field.id)));
-        }
-        roots.sort_unstable();
-        let mut found = Vec::with_capacity(columns.len());
-        for column in &columns {
-            let place = roots.iter().position(|root| file_columns[*root].id == Some(column.field.id));
-            found.push(place.map(|place| (place, file_columns[roots[place]].clone())));
-        }
+        let (adapter, roots) = ColumnAdapter::new(columns, &file_columns);
         let builder = ParquetRecordBatchStreamBuilder::new_with_metadata(reader, metadata);
         let mask = ProjectionMask::roots(builder.parquet_schema(), roots);
         let stream = builder
@@ -94,35 +76,18 @@ impl NestedReader {
             .with_batch_size(batch_rows)
             .build()
             .map_err(|e| TableError::corrupt(path, e))?;
-        let fields: Vec<FieldRef> = columns.iter().map(|column| Arc::clone(&column.target)).collect();
-        Ok(Self { stream, columns, found, schema: Arc::new(Schema::new(fields)) })
+        Ok(Self { stream, adapter })
     }
 
     /// The wanted columns of the next rows.
     pub async fn next(&mut self, file_io: &FileIO, path: &str) -> Result<Option<RecordBatch>, TableError> {
         match self.stream.next().await {
             None => Ok(None),
-            Some(Ok(batch)) => self.adapted(&batch).map(Some).map_err(|message| {
+            Some(Ok(batch)) => self.adapter.adapted(&batch).map(Some).map_err(|message| {
                 TableError::corrupt(path, format!("its columns do not fit the table's schema: {message}"))
             }),
             Some(Err(error)) => Err(unread(file_io, path, error).await),
         }
-    }
-
-    fn adapted(&self, batch: &RecordBatch) -> Result<RecordBatch, String> {
-        let mut arrays: Vec<ArrayRef> = Vec::with_capacity(self.columns.len());
-        for (NestedColumn { field, target }, found) in self.columns.iter().zip(&self.found) {
-            arrays.push(match found {
-                Some((place, of_file)) => {
-                    let array = batch.columns().get(*place).ok_or("a column is missing")?;
-                    adapt(array, of_file, field, target)?
-                }
-                None => missing(field, target, batch.num_rows())?,
-            });
-        }
-        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-        RecordBatch::try_new_with_options(Arc::clone(&self.schema), arrays, &options)
-            .map_err(|e| e.to_string())
     }
 }
 

@@ -11,13 +11,15 @@ use datafusion::arrow::array::{
 use datafusion::arrow::array::{ArrayRef, RecordBatch, StructArray};
 use datafusion::arrow::buffer::{NullBuffer, OffsetBuffer};
 use datafusion::arrow::datatypes::{
-    DataType, Date32Type, Decimal128Type, Float32Type, Float64Type, Int32Type, Int64Type,
+    DataType, Date32Type, Decimal128Type, Float32Type, Float64Type, Int32Type, Int64Type, SchemaRef,
     TimestampMicrosecondType,
 };
 use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::parquet::file::properties::WriterProperties;
 use iceberg::arrow::schema_to_arrow_schema;
-use iceberg::spec::{Literal, NestedField, PrimitiveType, Schema as TableSchema, StructType, Type};
+use iceberg::spec::{
+    Literal, NestedField, NestedFieldRef, PrimitiveType, Schema as TableSchema, StructType, Type,
+};
 use proptest::prelude::*;
 
 use super::*;
@@ -342,7 +344,7 @@ async fn write(columns: &[Column], rows: &[Vec<Value>], rows_of_group: usize) ->
 async fn read(file_io: &FileIO, size: u64, columns: &[Column]) -> Vec<Vec<Value>> {
     let schema = arrow_of(columns);
     let wanted = columns.iter().zip(schema.fields());
-    let wanted = wanted.map(|(c, target)| NestedColumn { field: field_of(c), target: Arc::clone(target) });
+    let wanted = wanted.map(|(c, target)| WantedColumn { field: field_of(c), target: Arc::clone(target) });
     let fetched = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&fetched);
     let mut reader = NestedReader::open(file_io, FILE, size, wanted.collect(), None, ROWS_OF_BATCH, counter)

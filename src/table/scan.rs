@@ -23,17 +23,19 @@ use iceberg::io::FileIO;
 use iceberg::metadata_columns::RESERVED_FIELD_ID_FILE;
 use iceberg::scan::FileScanTask;
 use iceberg::spec::{
-    DEFAULT_SCHEMA_NAME_MAPPING, DataFileFormat, FormatVersion, Literal, NameMapping, NestedField,
-    PartitionSpec, PartitionSpecRef, PrimitiveLiteral, PrimitiveType, Schema, SchemaRef, Struct,
-    TableMetadataRef, Transform, Type,
+    DEFAULT_SCHEMA_NAME_MAPPING, DataFileFormat, FormatVersion, NameMapping, NestedField, PartitionSpecRef,
+    Schema, SchemaRef, TableMetadataRef,
 };
 use mergeberg_kernel::ids::{SchemaId, SpecId};
 
+use super::column_adapter::WantedColumn;
 use super::deletes::{DeleteStore, KeySchema, RowFilter};
 use super::error::TableError;
+use super::formats::{FormatReader, Source};
 use super::loaded::LoadedTable;
 use super::manifests::LiveFile;
-use super::nested_columns::{NestedColumn, NestedReader, is_read_here};
+use super::nested_columns::{NestedReader, is_read_here};
+use super::partition_constants::PartitionConstants;
 use super::row_lineage::{self, Inherited};
 use super::scan_columns::{ColumnStreams, wrong_shape};
 
@@ -204,52 +206,31 @@ impl RowReader {
     ) -> Result<ReadPlan, TableError> {
         let file = &scan.file;
         let path = Arc::clone(&file.fact.path);
-        if file.file.file_format() != DataFileFormat::Parquet {
-            return Err(TableError::Unsupported(format!(
-                "{path} is a {} file; only Parquet is read",
-                file.file.file_format()
-            )));
-        }
         let keys = KeySchema::of(&scan.rows, &self.schema, &self.arrow_schema, &self.metadata)?;
         let compared = keys.columns.iter().copied().filter(|at| !columns.contains(at));
         let all: Vec<usize> = columns.iter().copied().chain(compared).collect();
         let arrow_schema = keys.arrow_schema.project(&all).map_err(|e| wrong_shape(&path, &e))?;
-        let (nested, flat): (Vec<usize>, Vec<usize>) =
-            all.iter().partition(|at| keys.arrow_schema.fields().get(**at).is_some_and(|f| is_read_here(f)));
-        let nested = nested_columns(&keys, &nested);
-        let mut ids = self.field_ids(&keys.schema, &flat)?;
-        if ids.is_empty() && nested.is_empty() {
-            // Without a real column the reader would decode all of them.
-            ids.extend(self.counted_column());
-        }
-        let partition = self.partition_constants(file, &keys.schema, &ids)?;
-        // The crate's reader compares a file with the projection by position when both have as many
-        // columns, and then takes a reordering for a renaming. One virtual column more sends every file
-        // through its matching by field id.
-        ids.push(RESERVED_FIELD_ID_FILE);
-        // Where there is no column for it to read, it is not asked.
-        let task = (ids.len() > 1).then(|| {
-            FileScanTask::builder()
-                .with_file_size_in_bytes(file.file.file_size_in_bytes())
-                .with_start(0)
-                .with_length(0)
-                .with_record_count(Some(file.file.record_count()))
-                .with_data_file_path(path.to_string())
-                .with_data_file_format(file.file.file_format())
-                .with_schema(keys.schema)
-                .with_project_field_ids(ids)
-                .with_partition(partition.as_ref().map(|(_, tuple)| tuple.clone()))
-                .with_partition_spec(partition.map(|(spec, _)| spec))
-                .with_name_mapping(self.name_mapping.clone())
-                .with_case_sensitive(true)
-                .build()
+        let format = file.file.file_format();
+        // The crate reads the flat columns of Parquet files.
+        let (own, flat): (Vec<usize>, Vec<usize>) = all.iter().partition(|at| {
+            format != DataFileFormat::Parquet
+                || keys.arrow_schema.fields().get(**at).is_some_and(|f| is_read_here(f))
         });
+        let mut own = wanted_columns(&keys, &own);
+        let constants = PartitionConstants::of(file, &self.specs)?;
+        let mut task = None;
+        if format == DataFileFormat::Parquet {
+            task = self.flat_task(file, &keys, &flat, own.is_empty(), constants)?;
+        } else {
+            constants.put_into(&mut own, &keys.schema, self.schema_id)?;
+        }
         Ok(ReadPlan {
             path,
             file_io: self.file_io.clone(),
             bytes: file.file.file_size_in_bytes(),
+            format,
             task,
-            nested,
+            own,
             name_mapping: self.name_mapping.clone(),
             arrow_schema: Arc::new(arrow_schema),
             wanted: columns.len(),
@@ -258,6 +239,45 @@ impl RowReader {
             inherited: Inherited::of(file),
             counters: Arc::clone(counters),
         })
+    }
+
+    /// What the crate reads of a Parquet file: these columns, or, where nothing else is read, one to count rows
+    /// by.
+    fn flat_task(
+        &self,
+        file: &LiveFile,
+        keys: &KeySchema,
+        flat: &[usize],
+        is_all: bool,
+        constants: PartitionConstants,
+    ) -> Result<Option<FileScanTask>, TableError> {
+        let mut ids = self.field_ids(&keys.schema, flat)?;
+        if ids.is_empty() && is_all {
+            // Without a real column the reader would decode all of them.
+            ids.extend(self.counted_column());
+        }
+        let partition = constants.for_columns(&ids, &keys.schema, self.schema_id)?;
+        // The crate's reader compares a file with the projection by position when both have as many
+        // columns, and then takes a reordering for a renaming. One virtual column more sends every file
+        // through its matching by field id.
+        ids.push(RESERVED_FIELD_ID_FILE);
+        // Where there is no column for it to read, it is not asked.
+        Ok((ids.len() > 1).then(|| {
+            FileScanTask::builder()
+                .with_file_size_in_bytes(file.file.file_size_in_bytes())
+                .with_start(0)
+                .with_length(0)
+                .with_record_count(Some(file.file.record_count()))
+                .with_data_file_path(file.fact.path.to_string())
+                .with_data_file_format(file.file.file_format())
+                .with_schema(Arc::clone(&keys.schema))
+                .with_project_field_ids(ids)
+                .with_partition(partition.as_ref().map(|(_, tuple)| tuple.clone()))
+                .with_partition_spec(partition.map(|(spec, _)| spec))
+                .with_name_mapping(self.name_mapping.clone())
+                .with_case_sensitive(true)
+                .build()
+        }))
     }
 
     /// A column to count the rows of a file by: one that the crate reads whatever became of it.
@@ -276,58 +296,6 @@ impl RowReader {
             ids.push(field.id);
         }
         Ok(ids)
-    }
-
-    /// Spec and tuple, when a wanted identity-partitioned column may be missing from the file itself, as
-    /// in files that were added from Hive (table spec, "Column Projection", rule 1).
-    fn partition_constants(
-        &self,
-        file: &LiveFile,
-        schema: &Schema,
-        wanted: &[i32],
-    ) -> Result<Option<(Arc<PartitionSpec>, Struct)>, TableError> {
-        let Some(spec) = self.specs.get(&file.spec_id) else {
-            return Err(TableError::Unsupported(format!(
-                "{} was written under partition spec {}, which the table does not have",
-                file.fact.path, file.spec_id
-            )));
-        };
-        let counted = file.file.value_counts();
-        let needed = spec.fields().iter().any(|field| {
-            field.transform == Transform::Identity
-                && wanted.contains(&field.source_id)
-                && !counted.contains_key(&field.source_id)
-        });
-        if !needed {
-            return Ok(None);
-        }
-        let tuple = file.file.partition();
-        let mut promoted = Vec::with_capacity(spec.fields().len());
-        for (field, value) in spec.fields().iter().zip(tuple.iter()) {
-            let source = schema.field_by_id(field.source_id);
-            if field.transform == Transform::Identity && source.is_none() {
-                return Err(TableError::Unsupported(format!(
-                    "{} needs column {} of its partition spec, which schema {} does not have",
-                    file.fact.path, field.source_id, self.schema_id
-                )));
-            }
-            promoted.push(value.map(|value| promote(value, source.map(|f| f.field_type.as_ref()))));
-        }
-        Ok(Some((Arc::clone(spec), promoted.into_iter().collect())))
-    }
-}
-
-/// A partition value as its column's present type: tuples keep the type that the column had when the file
-/// was written.
-fn promote(value: &Literal, to: Option<&Type>) -> Literal {
-    match (value, to) {
-        (Literal::Primitive(PrimitiveLiteral::Int(v)), Some(Type::Primitive(PrimitiveType::Long))) => {
-            Literal::long(i64::from(*v))
-        }
-        (Literal::Primitive(PrimitiveLiteral::Float(v)), Some(Type::Primitive(PrimitiveType::Double))) => {
-            Literal::double(f64::from(v.0))
-        }
-        _ => value.clone(),
     }
 }
 
@@ -354,9 +322,11 @@ struct ReadPlan {
     file_io: FileIO,
     /// Size of the file.
     bytes: u64,
+    format: DataFileFormat,
     /// What the crate reads: the flat columns, or one of them to count rows by.
     task: Option<FileScanTask>,
-    nested: Vec<NestedColumn>,
+    /// What is read here.
+    own: Vec<WantedColumn>,
     name_mapping: Option<Arc<NameMapping>>,
     /// The columns that are read; of these the first `wanted` are given out.
     arrow_schema: ArrowSchemaRef,
@@ -370,20 +340,7 @@ struct ReadPlan {
 
 impl ReadPlan {
     fn open(self, filter: Option<RowFilter>) -> Result<BatchStream, TableError> {
-        let Self {
-            path,
-            file_io,
-            bytes,
-            task,
-            nested,
-            name_mapping,
-            arrow_schema,
-            wanted,
-            located,
-            expected_rows,
-            inherited,
-            counters,
-        } = self;
+        let Self { path, file_io, bytes, format, task, own, name_mapping, .. } = self;
         let failed = |e: &iceberg::Error| TableError::io(&path, e);
         let mut metrics = None;
         let mut flat = None;
@@ -398,21 +355,54 @@ impl ReadPlan {
             metrics = Some(scan.metrics().clone());
             flat = Some(scan.stream());
         }
-        counters.count_file();
+        self.counters.count_file();
         let fetched = Arc::default();
-        let meter = FileMeter { metrics, fetched: Arc::clone(&fetched), rows: 0, counters };
+        let meter = FileMeter { metrics, fetched: Arc::clone(&fetched), rows: 0, counters: self.counters };
+        let schema = self.arrow_schema;
         let opened = async move {
-            let nested = if nested.is_empty() && flat.is_some() {
-                None
+            let mapping = name_mapping.as_deref();
+            let columns = if format != DataFileFormat::Parquet {
+                let source = Source::open(file_io, Arc::clone(&path), bytes, fetched).await?;
+                let reader = FormatReader::open(source, format, own, mapping, BATCH_ROWS).await?;
+                Columns::Format(Box::new(reader), schema)
+            } else if own.is_empty() && flat.is_some() {
+                Columns::Parquet(ColumnStreams::new(Arc::clone(&path), file_io, flat, None, schema))
             } else {
-                let mapping = name_mapping.as_deref();
-                Some(NestedReader::open(&file_io, &path, bytes, nested, mapping, BATCH_ROWS, fetched).await?)
+                let nested =
+                    NestedReader::open(&file_io, &path, bytes, own, mapping, BATCH_ROWS, fetched).await?;
+                Columns::Parquet(ColumnStreams::new(Arc::clone(&path), file_io, flat, Some(nested), schema))
             };
-            let columns = ColumnStreams::new(Arc::clone(&path), file_io, flat, nested, arrow_schema);
-            let state = ReadState { path, wanted, located, expected_rows, inherited, columns, filter, meter };
+            let state = ReadState {
+                path,
+                wanted: self.wanted,
+                located: self.located,
+                expected_rows: self.expected_rows,
+                inherited: self.inherited,
+                columns,
+                filter,
+                meter,
+            };
             Ok(futures::stream::try_unfold(state, ReadState::next))
         };
         Ok(futures::stream::once(opened).try_flatten().boxed())
+    }
+}
+
+/// The columns of one file, all rows in file order.
+enum Columns {
+    Parquet(ColumnStreams),
+    Format(Box<FormatReader>, ArrowSchemaRef),
+}
+
+impl Columns {
+    async fn next(&mut self, path: &str) -> Result<Option<RecordBatch>, TableError> {
+        match self {
+            Self::Parquet(streams) => streams.next().await,
+            Self::Format(reader, schema) => {
+                let Some(batch) = reader.next().await? else { return Ok(None) };
+                batch.with_schema(Arc::clone(schema)).map(Some).map_err(|e| wrong_shape(path, &e))
+            }
+        }
     }
 }
 
@@ -422,7 +412,7 @@ struct ReadState {
     located: bool,
     expected_rows: u64,
     inherited: Inherited,
-    columns: ColumnStreams,
+    columns: Columns,
     filter: Option<RowFilter>,
     meter: FileMeter,
 }
@@ -430,7 +420,7 @@ struct ReadState {
 impl ReadState {
     async fn next(mut self) -> Result<Option<(RecordBatch, Self)>, TableError> {
         loop {
-            match self.columns.next().await? {
+            match self.columns.next(&self.path).await? {
                 Some(batch) => {
                     let wrong = |e| wrong_shape(&self.path, &e);
                     let (first, rows) = (self.meter.rows, batch.num_rows() as u64);
@@ -474,12 +464,12 @@ fn with_positions(batch: &RecordBatch, first: u64) -> Result<RecordBatch, ArrowE
     RecordBatch::try_new(with_column(&batch.schema(), Field::new(POSITION, DataType::Int64, false)), columns)
 }
 
-/// The nested ones of the columns at these places.
-fn nested_columns(keys: &KeySchema, places: &[usize]) -> Vec<NestedColumn> {
+/// The columns at these places.
+fn wanted_columns(keys: &KeySchema, places: &[usize]) -> Vec<WantedColumn> {
     let (fields, targets) = (keys.schema.as_struct().fields(), keys.arrow_schema.fields());
     let column = |at: &usize| {
         let (field, target) = (Arc::clone(fields.get(*at)?), Arc::clone(targets.get(*at)?));
-        Some(NestedColumn { field, target })
+        Some(WantedColumn { field, target })
     };
     places.iter().filter_map(column).collect()
 }

@@ -500,8 +500,7 @@ prefix = "mergeberg/revert/"
 /// nothing to take back.
 async fn land_and_take_back(table: String) -> Option<bool> {
     let expected = Expected::of(&table);
-    // ORC and Avro files land as they are, but rows of them are not read.
-    if !expected.has_branch() || table == "formats-v2" {
+    if !expected.has_branch() {
         return None;
     }
     let house = House::engine_table(&table, OF_ENGINES).await;

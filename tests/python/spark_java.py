@@ -157,17 +157,19 @@ def write(catalog: Catalog, java: Any, spec: Any, partition: Any, query: str, on
     schema = java.schema() if on is None else java.schema().select(on)
     names = [field.name() for field in schema.columns()]
     data = data.select(*names)
-    factory = jvm.org.apache.iceberg.io.OutputFileFactory.builderFor(java, 0, 0).suffix(
-        "data" if on is None else "eq-deletes"
-    )
+    name = java.properties().getOrDefault("write.format.default", "parquet")
+    if on is not None:
+        name = java.properties().getOrDefault("write.delete.format.default", name)
+    file_format = jvm.org.apache.iceberg.FileFormat.fromString(name)
+    factory = jvm.org.apache.iceberg.io.OutputFileFactory.builderFor(java, 0, 0).format(file_format)
+    factory = factory.suffix("data" if on is None else "eq-deletes")
     output = factory.build().newOutputFile(spec, partition)
     registry = jvm.org.apache.iceberg.formats.FormatModelRegistry
     row_class = jvm.java.lang.Class.forName("org.apache.spark.sql.catalyst.InternalRow")
-    parquet = jvm.org.apache.iceberg.FileFormat.PARQUET
     if on is None:
-        builder = registry.dataWriteBuilder(parquet, row_class, output)
+        builder = registry.dataWriteBuilder(file_format, row_class, output)
     else:
-        builder = registry.equalityDeleteWriteBuilder(parquet, row_class, output)
+        builder = registry.equalityDeleteWriteBuilder(file_format, row_class, output)
         ids = jvm.java.util.ArrayList()
         for name in names:
             ids.add(schema.findField(name).fieldId())

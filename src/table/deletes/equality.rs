@@ -16,9 +16,10 @@ use datafusion::arrow::datatypes::{DataType, Float32Type, Float64Type};
 use datafusion::arrow::error::ArrowError;
 use datafusion::arrow::row::{RowConverter, SortField};
 use hashbrown::HashTable;
+use iceberg::spec::DataFileFormat;
 
 use super::super::error::TableError;
-use super::parquet_columns::{Columns, Wanted, as_many_rows};
+use super::file_columns::{Columns, Wanted, as_many_rows};
 
 /// Keys of delete files that reach one partition by the same columns, in bytes of memory.
 pub const MAX_KEYS_BYTES: usize = 256 * 1024 * 1024;
@@ -85,6 +86,7 @@ impl KeySet {
         &mut self,
         path: &str,
         bytes: Bytes,
+        format: DataFileFormat,
         expected_rows: u64,
         sequence_number: i64,
     ) -> Result<(), TableError> {
@@ -92,8 +94,8 @@ impl KeySet {
         let wanted: Vec<Wanted<'_>> =
             self.columns.iter().map(|column| Wanted { id: column.id, name: None }).collect();
         let mut rows = 0;
-        for columns in Columns::open(bytes, &wanted).map_err(corrupt)? {
-            let columns = columns.map_err(corrupt)?;
+        for columns in Columns::open(bytes, format, &wanted).map_err(|fault| fault.of(path))? {
+            let columns = columns.map_err(|fault| fault.of(path))?;
             rows += columns.first().map_or(0, |column| column.len() as u64);
             if rows > expected_rows {
                 break;

@@ -10,8 +10,8 @@ use iceberg::arrow::schema_to_arrow_schema;
 use iceberg::spec::{NestedField, NestedFieldRef, Schema, SchemaRef, TableMetadata, Type};
 
 use super::super::error::TableError;
+use super::file_columns::route_to_id;
 use super::index::FileDeletes;
-use super::parquet_columns::route_to_id;
 use super::selection::Selection;
 
 /// A schema to read with, and which of its top-level columns are compared.

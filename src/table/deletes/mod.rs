@@ -4,14 +4,15 @@
 //! snapshots into rows to read, [`DeleteStore`] reads the delete files when a data file is read, and
 //! [`PositionDeleteWriter`] and [`VectorWriter`] write new ones.
 //!
-//! Absent on purpose: delete files in Avro and ORC, which are refused by name, and writing equality deletes.
+//! Delete files of all three formats are read; written are Parquet and Puffin. Absent on purpose: writing equality
+//! deletes.
 
 mod cache;
 mod equality;
+mod file_columns;
 mod index;
 mod key_schema;
 mod new_file;
-mod parquet_columns;
 mod position_writer;
 mod positions;
 mod selection;

@@ -15,13 +15,13 @@ use iceberg::metadata_columns::{
     RESERVED_COL_NAME_DELETE_FILE_PATH, RESERVED_COL_NAME_DELETE_FILE_POS,
     RESERVED_FIELD_ID_DELETE_FILE_PATH, RESERVED_FIELD_ID_DELETE_FILE_POS,
 };
-use iceberg::spec::DataFile;
+use iceberg::spec::{DataFile, DataFileFormat};
 use roaring::RoaringTreemap;
 
 use super::super::error::TableError;
 use super::super::manifests::on_blocking_thread;
 use super::super::scan_file::ScanCounters;
-use super::parquet_columns::{Columns, Wanted, as_many_rows, read_whole};
+use super::file_columns::{Columns, Wanted, as_many_rows, read_whole};
 
 /// Largest decoded position-delete file, in bytes.
 pub const MAX_POSITIONS_BYTES: usize = 256 * 1024 * 1024;
@@ -66,11 +66,16 @@ pub async fn read(
 ) -> Result<Positions, TableError> {
     let path = entry.file_path();
     let bytes = read_whole(file_io, entry, counters).await?;
-    let (rows, owned) = (entry.record_count(), path.to_owned());
-    on_blocking_thread(path, move || decode(&owned, bytes, rows)).await?
+    let (rows, format, owned) = (entry.record_count(), entry.file_format(), path.to_owned());
+    on_blocking_thread(path, move || decode(&owned, bytes, format, rows)).await?
 }
 
-fn decode(path: &str, bytes: Bytes, expected_rows: u64) -> Result<Positions, TableError> {
+fn decode(
+    path: &str,
+    bytes: Bytes,
+    format: DataFileFormat,
+    expected_rows: u64,
+) -> Result<Positions, TableError> {
     let corrupt = |message: String| TableError::corrupt(path, message);
     let wanted = [
         Wanted { id: RESERVED_FIELD_ID_DELETE_FILE_PATH, name: Some(RESERVED_COL_NAME_DELETE_FILE_PATH) },
@@ -78,8 +83,8 @@ fn decode(path: &str, bytes: Bytes, expected_rows: u64) -> Result<Positions, Tab
     ];
     let mut found = Positions::default();
     let (mut rows, mut next_look) = (0, ROWS_BETWEEN_LOOKS);
-    for columns in Columns::open(bytes, &wanted).map_err(corrupt)? {
-        let columns = columns.map_err(corrupt)?;
+    for columns in Columns::open(bytes, format, &wanted).map_err(|fault| fault.of(path))? {
+        let columns = columns.map_err(|fault| fault.of(path))?;
         let [paths, positions] = columns.as_slice() else {
             return Err(corrupt("it has no columns of positions".to_owned()));
         };
@@ -151,14 +156,16 @@ mod tests {
     async fn a_damaged_byte_is_an_error_or_other_positions_and_never_the_end() {
         let rows: Vec<(&str, i64)> = (0..40).map(|at| (if at < 20 { "a" } else { "b" }, at)).collect();
         let whole = parquet(positions_columns(&rows));
-        let decoded = decode("d.parquet", whole.clone().into(), 40).unwrap();
+        let decoded = decode("d.parquet", whole.clone().into(), DataFileFormat::Parquet, 40).unwrap();
         assert_eq!((decoded.of("a").unwrap().len(), decoded.of("b").unwrap().len()), (20, 20));
         let mut told = 0;
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[at] ^= 0xff;
-            let result =
-                on_blocking_thread("d.parquet", move || decode("d.parquet", damaged.into(), 40)).await;
+            let result = on_blocking_thread("d.parquet", move || {
+                decode("d.parquet", damaged.into(), DataFileFormat::Parquet, 40)
+            })
+            .await;
             match result.and_then(|decoded| decoded) {
                 Ok(_) => {}
                 Err(error) => {
@@ -169,7 +176,10 @@ mod tests {
         }
         assert!(told > whole.len() / 3, "{told} of {}", whole.len());
         for length in 0..whole.len() {
-            assert!(decode("d.parquet", whole[..length].to_vec().into(), 40).is_err(), "cut at {length}");
+            assert!(
+                decode("d.parquet", whole[..length].to_vec().into(), DataFileFormat::Parquet, 40).is_err(),
+                "cut at {length}"
+            );
         }
     }
 }

@@ -9,7 +9,7 @@ use datafusion::arrow::buffer::NullBuffer;
 use datafusion::arrow::datatypes::{DataType, Field, Fields, Int64Type};
 use datafusion::parquet::arrow::PARQUET_FIELD_ID_META_KEY;
 use futures::TryStreamExt;
-use iceberg::spec::{DataContentType, DataFile, DataFileFormat};
+use iceberg::spec::{DataContentType, DataFile};
 use mergeberg_kernel::ids::SnapshotId;
 use mergeberg_kernel::reason::ReasonCode;
 
@@ -18,6 +18,7 @@ use super::super::scan::{RowReader, ScanCounters, live_rows};
 use super::super::test_orders::{Order, OrdersLab, order, orders};
 use super::test_files::{
     POS_ID, by_order_id, describe, equality, only, parquet, positions_columns, positions_of_many, put,
+    unreadable_positions,
 };
 use super::*;
 
@@ -276,11 +277,11 @@ async fn what_cannot_be_read_is_told_and_stops_the_scan() {
     let mut lab = OrdersLab::new().await;
     let a = lab.snapshot(None, &orders(1, &[1, 2, 3]), &[]).await;
     let file = only(lab.live(a).await);
-    let mut avro = describe(DataContentType::PositionDeletes, "d.avro", Some(1), 1, None);
-    let avro = Arc::new(avro.file_format(DataFileFormat::Avro).build().unwrap());
-    let b = lab.row_delta(a, &[avro], &[]).await;
+    let unreadable = unreadable_positions(&lab, &file.fact.path, 1).await;
+    let b = lab.row_delta(a, &[unreadable], &[]).await;
     let error = try_ids(&lab, b, &Arc::default()).await.unwrap_err();
-    assert!(matches!(&error, TableError::Unsupported(text) if text.contains("d.avro is avro")), "{error}");
+    assert!(error.to_string().contains("it is no ORC file"), "{error}");
+    assert_eq!(error.reason(), ReasonCode::TableUnreadable);
 
     let described = |entry: &DataFile| {
         let mut copy = describe(DataContentType::PositionDeletes, entry.file_path(), Some(1), 2, None);

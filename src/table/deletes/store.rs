@@ -9,7 +9,6 @@ use datafusion::arrow::datatypes::Fields;
 use datafusion::arrow::error::ArrowError;
 use futures::{StreamExt, TryStreamExt};
 use iceberg::io::FileIO;
-use iceberg::spec::DataFileFormat;
 use mergeberg_kernel::change::{DeleteKey, FileContent};
 use roaring::RoaringTreemap;
 
@@ -18,8 +17,8 @@ use super::super::manifests::{LiveFile, on_blocking_thread};
 use super::super::scan_file::{ScanCounters, ScanFile};
 use super::cache::DecodedFiles;
 use super::equality::{KeyColumn, KeySet, MAX_KEYS_BYTES};
+use super::file_columns::{column_at, read_whole, route_to_id};
 use super::index::{EqualityGroup, FileDeletes};
-use super::parquet_columns::{column_at, read_whole, route_to_id};
 use super::positions::Positions;
 use super::{positions, vector};
 
@@ -142,10 +141,7 @@ impl DeleteStore {
                 let vector = vector::read(&self.file_io, entry, counters).await?;
                 Ok(Positions::of_one(of, vector))
             }
-            FileContent::PositionDeletes { of: _ } => {
-                readable(delete)?;
-                positions::read(&self.file_io, entry, counters).await
-            }
+            FileContent::PositionDeletes { of: _ } => positions::read(&self.file_io, entry, counters).await,
             FileContent::EqualityDeletes { .. } | FileContent::Data => Err(TableError::Internal(format!(
                 "{} was asked for positions, which it does not have",
                 entry.file_path()
@@ -160,9 +156,6 @@ impl DeleteStore {
         counters: &ScanCounters,
     ) -> Result<Arc<KeySet>, TableError> {
         let decode = async {
-            for file in &group.files {
-                readable(file)?;
-            }
             let mut set = KeySet::new(columns, MAX_KEYS_BYTES)?;
             let mut files = futures::stream::iter(group.files.clone())
                 .map(|file: Arc<LiveFile>| async move {
@@ -172,9 +165,9 @@ impl DeleteStore {
                 .buffered(PARALLEL_READS);
             while let Some((file, bytes)) = files.try_next().await? {
                 let (path, sequence) = (Arc::clone(&file.fact.path), file.sequence_number);
-                let rows = file.file.record_count();
+                let (rows, format) = (file.file.record_count(), file.file.file_format());
                 set = on_blocking_thread(&file.fact.path, move || {
-                    set.add_file(&path, bytes, rows, sequence).map(|()| set)
+                    set.add_file(&path, bytes, format, rows, sequence).map(|()| set)
                 })
                 .await??;
             }
@@ -182,16 +175,6 @@ impl DeleteStore {
             Ok((set, bytes))
         };
         self.keys.get(&group.name, decode).await
-    }
-}
-
-fn readable(delete: &LiveFile) -> Result<(), TableError> {
-    match delete.file.file_format() {
-        DataFileFormat::Parquet => Ok(()),
-        other => Err(TableError::Unsupported(format!(
-            "delete file {} is {other}; only Parquet files and deletion vectors are read: compact {} first",
-            delete.fact.path, delete.fact.partition
-        ))),
     }
 }
 

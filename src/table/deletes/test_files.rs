@@ -106,9 +106,10 @@ pub fn only(files: Vec<LiveFile>) -> LiveFile {
     files.into_iter().next().unwrap()
 }
 
-/// Position deletes in a format that is not read.
-pub fn orc_positions(data_file: &str, day: i32) -> Arc<DataFile> {
-    let mut entry = describe(DataContentType::PositionDeletes, "deletes.orc", Some(day), 1, None);
+/// Position deletes in a file that is none of its format.
+pub async fn unreadable_positions(lab: &OrdersLab, data_file: &str, day: i32) -> Arc<DataFile> {
+    let path = put(lab, b"no file of any format".to_vec()).await;
+    let mut entry = describe(DataContentType::PositionDeletes, &path, Some(day), 1, None);
     entry.file_format(DataFileFormat::Orc).referenced_data_file(Some(data_file.to_owned()));
     Arc::new(entry.build().unwrap())
 }

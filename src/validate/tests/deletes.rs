@@ -126,8 +126,8 @@ async fn only_delete_files_that_cannot_be_read_stop_a_check() {
     let mut lab = OrdersLab::new().await;
     let base = lab.snapshot(None, &[orders(1, &[1]), orders(2, &[2])].concat(), &[]).await;
     let path = lab.files_of_day(base, 1).await.remove(0);
-    let orc = crate::table::deletes::test_files::orc_positions(&path, 1);
-    let deletes = lab.row_delta(base, &[orc], &[]).await;
+    let unreadable = crate::table::deletes::test_files::unreadable_positions(&lab, &path, 1).await;
+    let deletes = lab.row_delta(base, &[unreadable], &[]).await;
     let a = lab.snapshot(Some(deletes), &orders(1, &[3]), &[]).await;
     let day_1 = [car(&lab, 11, Some(deletes), &[a]).await];
     let b = lab.snapshot(Some(deletes), &orders(2, &[4]), &[]).await;
@@ -138,7 +138,7 @@ async fn only_delete_files_that_cannot_be_read_stop_a_check() {
         "type = \"sql\"\nquery = \"SELECT 1 FROM touched WHERE order_id < 0\"",
     ] {
         let evidence = run(&lab, &day_1, check).await;
-        assert!(could_not_run(&evidence).contains("is orc"), "{check}: {evidence:?}");
+        assert!(could_not_run(&evidence).contains("it is no ORC file"), "{check}: {evidence:?}");
         // They do not reach other partitions.
         assert_eq!(run(&lab, &day_2, check).await.result, CheckResult::Passed, "{check}");
     }

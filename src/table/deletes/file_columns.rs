@@ -15,9 +15,10 @@ use datafusion::parquet::arrow::arrow_reader::{
 use datafusion::parquet::arrow::{PARQUET_FIELD_ID_META_KEY, ProjectionMask};
 use datafusion::parquet::schema::types::SchemaDescriptor;
 use iceberg::io::FileIO;
-use iceberg::spec::DataFile;
+use iceberg::spec::{DataFile, DataFileFormat};
 
 use super::super::error::TableError;
+use super::super::formats::{self, Decoded, Fault, MemoryBatches, MemoryFile, NamedField};
 use super::super::scan_file::ScanCounters;
 
 /// Largest delete file that is read, in bytes.
@@ -33,12 +34,17 @@ pub(super) struct Wanted<'a> {
 
 /// Batches of the wanted columns, in their order.
 pub(super) struct Columns {
-    reader: ParquetRecordBatchReader,
+    batches: Batches,
     /// From the batch to each column: positions in nested structs.
     routes: Vec<Vec<usize>>,
 }
 
-/// The bytes of a Parquet delete file.
+enum Batches {
+    Parquet(ParquetRecordBatchReader),
+    Other(Box<MemoryBatches>),
+}
+
+/// The bytes of a delete file.
 pub(super) async fn read_whole(
     file_io: &FileIO,
     entry: &DataFile,
@@ -67,7 +73,32 @@ pub(super) async fn read_whole(
 
 impl Columns {
     /// A column that the file does not have is an error: without it nobody knows which rows are meant.
-    pub fn open(bytes: Bytes, wanted: &[Wanted<'_>]) -> Result<Self, String> {
+    pub fn open(bytes: Bytes, format: DataFileFormat, wanted: &[Wanted<'_>]) -> Decoded<Self> {
+        match format {
+            DataFileFormat::Parquet => Self::parquet(bytes, wanted).map_err(Fault::Corrupt),
+            other => Self::of_format(bytes, other, wanted),
+        }
+    }
+
+    fn of_format(bytes: Bytes, format: DataFileFormat, wanted: &[Wanted<'_>]) -> Decoded<Self> {
+        let file = MemoryFile::open(bytes, format)?;
+        let columns = file.columns();
+        let mut routes = Vec::with_capacity(wanted.len());
+        for column in wanted {
+            routes.push(route_in(&columns, column)?);
+        }
+        let mut roots: Vec<usize> = routes.iter().filter_map(|route| route.first().copied()).collect();
+        roots.sort_unstable();
+        roots.dedup();
+        // Batches have the chosen columns only.
+        for first in routes.iter_mut().filter_map(|route| route.first_mut()) {
+            *first = roots.partition_point(|root| root < first);
+        }
+        let batches = Batches::Other(Box::new(file.select(roots, BATCH_ROWS)?));
+        Ok(Self { batches, routes })
+    }
+
+    fn parquet(bytes: Bytes, wanted: &[Wanted<'_>]) -> Result<Self, String> {
         // The types are those of the Parquet schema: an embedded Arrow schema is a hint of one writer.
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(bytes, options)
@@ -88,20 +119,25 @@ impl Columns {
             let route = route_to(&datafusion::arrow::array::RecordBatchReader::schema(&reader).fields, name);
             routes.push(route.ok_or_else(|| format!("its column '{}' cannot be read", name.join(".")))?);
         }
-        Ok(Self { reader, routes })
+        Ok(Self { batches: Batches::Parquet(reader), routes })
     }
 }
 
 impl Iterator for Columns {
-    type Item = Result<Vec<ArrayRef>, String>;
+    type Item = Decoded<Vec<ArrayRef>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let batch = match self.reader.next()? {
+        let next = match &mut self.batches {
+            Batches::Parquet(reader) => reader.next()?.map_err(|e| Fault::Corrupt(e.to_string())),
+            Batches::Other(batches) => batches.next()?,
+        };
+        let batch = match next {
             Ok(batch) => batch,
-            Err(error) => return Some(Err(error.to_string())),
+            Err(fault) => return Some(Err(fault)),
         };
         let columns = self.routes.iter().map(|route| column_at(&batch, route));
-        Some(columns.collect::<Option<Vec<_>>>().ok_or_else(|| "its columns change their shape".to_owned()))
+        let columns = columns.collect::<Option<Vec<_>>>();
+        Some(columns.ok_or_else(|| Fault::Corrupt("its columns change their shape".to_owned())))
     }
 }
 
@@ -135,6 +171,18 @@ fn leaf_of(schema: &SchemaDescriptor, wanted: &Wanted<'_>) -> Result<usize, Stri
         [] => Err(format!("it has no column with field id {}", wanted.id)),
         _ => Err(format!("it has several columns with field id {}", wanted.id)),
     }
+}
+
+/// Where an Avro or ORC file has a column.
+fn route_in(columns: &[NamedField], wanted: &Wanted<'_>) -> Decoded<Vec<usize>> {
+    if let Some(route) = formats::route_to(columns, wanted.id) {
+        return Ok(route);
+    }
+    let by_name = wanted.name.filter(|_| !columns.iter().any(NamedField::has_ids));
+    let place = by_name.and_then(|name| columns.iter().position(|column| column.name == name));
+    place.map(|place| vec![place]).ok_or_else(|| {
+        Fault::Corrupt(format!("it has no column with field id {} outside of lists and maps", wanted.id))
+    })
 }
 
 /// Positions of the fields named by `path`, from the top down.
