@@ -9,6 +9,8 @@ mod board;
 pub mod check;
 pub mod context;
 pub mod error;
+mod external;
+mod external_sweep;
 mod fences;
 pub mod foreign;
 pub mod gather;
