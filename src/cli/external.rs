@@ -7,7 +7,7 @@ use crate::report::text::{Columns, NONE, count, duration, moment, one_line};
 /// Runs that are shown, the newest; JSON has all.
 const MAX_RUNS: usize = 10;
 /// Lines of the newest run's output that are shown, the last ones; JSON has all that was kept.
-const MAX_OUTPUT_LINES: usize = 15;
+const MAX_OUTPUT_LINES: usize = 20;
 
 /// Nothing for a request without runs.
 pub fn render(runs: &[ExternalRunRow]) -> String {
@@ -79,7 +79,7 @@ mod tests {
         assert!(text.contains("2.5 s") && text.contains("it ended with exit code 3"), "{text}");
         assert!(text.contains("under way") && !text.contains("old"), "{text}");
         assert!(
-            text.contains("line 39") && text.contains("line 25") && !text.contains("line 24\n"),
+            text.contains("line 39") && text.contains("line 20") && !text.contains("line 19\n"),
             "{text}"
         );
         let many: Vec<ExternalRunRow> = (1..=12).map(|n| run(n, Some(ExternalOutcome::Done), None)).collect();

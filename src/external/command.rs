@@ -47,7 +47,7 @@ pub(super) async fn run(
             return Ran::of(End::Failed, None, format!("'{program}' cannot be started: {error}"), None);
         }
     };
-    let group = Group(child.id());
+    let mut group = Group(child.id());
     let tail = Tail::default();
     let mut readers = Vec::new();
     if let Some(stdout) = child.stdout.take() {
@@ -60,14 +60,14 @@ pub(super) async fn run(
         status = child.wait() => Some(status),
         () = tokio::time::sleep(time) => None,
         () = cancelled => {
-            stop(&group, &mut child).await;
+            stop(&mut group, &mut child).await;
             return Ran::of(End::Cancelled, None, "it was stopped: its request has ended", tail.text());
         }
     };
     match &ended {
         // What it left running in the background writes nowhere any more.
-        Some(_) => group.signal("KILL").await,
-        None => stop(&group, &mut child).await,
+        Some(_) => group.end().await,
+        None => stop(&mut group, &mut child).await,
     }
     let last_words = async {
         for reader in &mut readers {
@@ -95,19 +95,25 @@ pub(super) async fn run(
 }
 
 /// Asks it to end, and ends it.
-async fn stop(group: &Group, child: &mut Child) {
+async fn stop(group: &mut Group, child: &mut Child) {
     group.signal("TERM").await;
     // Its end is what is waited for, whatever its status is.
     let _ = tokio::time::timeout(GRACE, child.wait()).await;
-    group.signal("KILL").await;
+    group.end().await;
     let _ = child.start_kill();
     let _ = child.wait().await;
 }
 
-/// The process group of a command, which does not outlive this value.
+/// The process group of a command, which does not outlive this value; none once it was ended: its number may soon be
+/// somebody else's.
 struct Group(Option<u32>);
 
 impl Group {
+    async fn end(&mut self) {
+        self.signal("KILL").await;
+        self.0 = None;
+    }
+
     /// A group that is gone already is no error.
     async fn signal(&self, name: &str) {
         if let Some(kill) = self.kill(name) {

@@ -102,22 +102,27 @@ impl Worker {
         runs: &[ExternalRunRow],
     ) -> Option<ExternalStanding> {
         let policy = class.runs_again_outside()?;
-        let own = runs.iter().filter(|run| run.request == row.id && run.pinned == row.pinned);
-        let own: Vec<ExternalRun> = own.map(|run| self.as_found(facts, run)).collect();
+        let of_pin: Vec<&ExternalRunRow> =
+            runs.iter().filter(|run| run.request == row.id && run.pinned == row.pinned).collect();
+        let mut own: Vec<ExternalRun> = of_pin.iter().map(|run| run.fact()).collect();
+        // What became of earlier ones is told; what they left is gone.
+        if let (Some(fact), Some(run)) = (own.last_mut(), of_pin.last())
+            && !self.is_there(facts, run)
+        {
+            fact.outcome = RunOutcome::Lost;
+        }
         Some(ExternalStanding::of(&own, policy, self.now_ms()))
     }
 
-    /// The run as catalog and process show it: a result needs its branch, and a run somebody who runs it.
-    fn as_found(&self, facts: &TableFacts, run: &ExternalRunRow) -> ExternalRun {
-        let fact = run.fact();
-        let is_there = match fact.outcome {
+    /// A result needs its branch, and a run that is under way somebody who runs it.
+    fn is_there(&self, facts: &TableFacts, run: &ExternalRunRow) -> bool {
+        match run.fact().outcome {
             RunOutcome::UnderWay => self.externals.is_alive(&run.branch),
             RunOutcome::Done(head) => {
                 facts.head(&run.branch).is_some_and(|at| facts.snapshots.is_ancestor(head, at))
             }
             _ => true,
-        };
-        if is_there { fact } else { ExternalRun { outcome: RunOutcome::Lost, ..fact } }
+        }
     }
 
     /// Orders the runs that these verdicts ask for.

@@ -9,6 +9,7 @@ use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::ids::SnapshotId;
 
 use crate::support::fault_server::http::Reply;
+use crate::support::mall::{ITEMS, RELEASES, policy};
 use crate::support::pipeline::{Pipeline, content};
 use crate::support::{House, Order, branch, order};
 
@@ -352,4 +353,58 @@ async fn a_branch_that_goes_on_is_made_again_from_its_new_head() {
     assert_eq!(house.keys("main").await, [1, 2, 3, 8, 40]);
     assert_eq!(house.done("main").await, [3, 8]);
     house.assert_sound().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compaction_that_went_stale_is_made_again() {
+    let pipeline = Pipeline::open(|house, asked, _| {
+        Box::pin(async move {
+            house.compact_20(asked.branch()).await;
+            content()
+        })
+    })
+    .await;
+    let house = &pipeline.house;
+    house.append("main", &[order(4, 20)]).await;
+    house.branch("compaction/a").await;
+    house.compact_20("compaction/a").await;
+    let request = house.enqueue("compaction/a").await;
+    // Somebody compacts it first, and one more row comes.
+    house.compact_20("main").await;
+    house.append("main", &[order(5, 20)]).await;
+    house.drain().await;
+    assert_eq!(house.state(request).await, "landed", "{:?}", house.request(request).await);
+    assert_eq!(house.outcomes(request).await, ["done"]);
+    assert_eq!(house.keys("main").await, [1, 2, 3, 4, 5]);
+    let table = house.loaded().await;
+    let files = house.files_at(&table, house.head("main").await.unwrap()).await;
+    assert_eq!(files.values().filter(|rows| rows[0].day == 20).count(), 1);
+    house.assert_sound().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_of_a_set_is_made_again_and_the_set_lands_whole() {
+    let pipeline = Pipeline::open(|house, asked, _| {
+        Box::pin(async move {
+            house.finish_21(asked.branch()).await;
+            content()
+        })
+    })
+    .await;
+    let house = pipeline.house.as_ref();
+    let items = house.beside(ITEMS, &policy(ITEMS, RELEASES)).await;
+    house.branch("transform/a").await;
+    house.finish_21("transform/a").await;
+    house.append("main", &[order(8, 21)]).await;
+    items.append_on_new("transform/a", &[order(5, 22)]).await;
+    let set = house.enqueue_set(&[house, &items], "transform/a").await;
+    house.drain().await;
+    for part in set {
+        assert_eq!(house.state(part).await, "landed", "{:?}", house.request(part).await);
+    }
+    assert_eq!(house.done("main").await, [3, 8]);
+    assert_eq!(items.keys("main").await, [1, 2, 5]);
+    assert_eq!(pipeline.asked().len(), 1);
+    house.assert_sound().await;
+    items.assert_sound().await;
 }

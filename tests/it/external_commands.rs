@@ -22,15 +22,12 @@ fn explained(house: &House, request: mergeberg_kernel::ids::RequestId) -> String
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Is the process with the id in this file alive?
+/// Does the process with the id in this file still do anything? One that ended may wait for its parent for ever.
 fn is_alive(file: &Path) -> bool {
     let id = std::fs::read_to_string(file).unwrap();
-    Command::new("kill")
-        .args(["-0", id.trim()])
-        .stderr(std::process::Stdio::null())
-        .status()
-        .unwrap()
-        .success()
+    let state = Command::new("ps").args(["-o", "stat=", "-p", id.trim()]).output().unwrap();
+    let state = String::from_utf8_lossy(&state.stdout).trim().to_owned();
+    !state.is_empty() && !state.starts_with('Z')
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use mergeberg_kernel::admission::RequestFacts;
 use mergeberg_kernel::admission::external::ExternalStanding;
 use mergeberg_kernel::ids::SnapshotId;
-use mergeberg_kernel::policy::{AfterLanding, ClassPolicy, Duration, ExternalReplay, OnConflict, Scope};
+use mergeberg_kernel::policy::{
+    AfterLanding, ClassPolicy, Duration, ExternalReplay, OnConflict, Overlap, Scope,
+};
 use mergeberg_kernel::reason::ReasonCode;
 
 use crate::story::{Story, class, overwrite_where, sid};
@@ -112,10 +114,9 @@ fn others_go_on_until_a_result_was_lost_to_them() {
     let h = story();
     let class = remade(Scope::TouchedPartitions);
     let running = |standing| with(h.merge("S2").under(&class).onto("S3").request(1), standing);
-    let (near, far) = (h.merge("S5").onto("S5").request(2), h.merge("S4").onto("S3").request(3));
-    let near = RequestFacts { base: far.base.clone(), target_side: Arc::clone(&far.target_side), ..near };
-    let near =
-        RequestFacts { class: self::class(|c| c.overlap = mergeberg_kernel::policy::Overlap::Allow), ..near };
+    let allowing = self::class(|c| c.overlap = Overlap::Allow);
+    let near = h.merge("S5").under(&allowing).onto("S3").request(2);
+    let far = h.merge("S4").onto("S3").request(3);
     let train = |standing| h.train("S3", &[running(standing), near.clone(), far.clone()]);
     assert_eq!(train(RUNNING), "2 pick, 3 pick, 1 held external-running");
     assert_eq!(train(PROTECTED), "3 pick, 1 held external-running, 2 held overlaps-ahead");

@@ -94,7 +94,7 @@ impl Drop for Pipeline {
     }
 }
 
-/// ORD with a class `transform` that is made again by what `lines` name.
+/// ORD with classes `transform` and `compaction` that are made again by what `lines` name.
 pub fn policy(lines: &str) -> String {
     format!(
         r#"
@@ -125,8 +125,23 @@ checks = ["one-order-once"]
 [class.external]
 scope = "touched-partitions"
 {lines}
+
+[[class]]
+name = "compaction"
+prefix = "compaction/"
+kind = "compaction"
+on-conflict = "external"
+
+[class.external]
+{lines}
 "#
     )
+}
+
+fn files_of(day: &'static str) -> Removal {
+    Removal::Files(Box::new(move |file| {
+        file.fact.partition.fields.iter().any(|field| field.value.as_deref() == Some(day))
+    }))
 }
 
 pub fn content() -> Reply {
@@ -152,10 +167,14 @@ impl House {
         rows: &[Order],
         summary: BTreeMap<String, String>,
     ) -> SnapshotId {
-        let remove = Removal::Files(Box::new(|file| {
-            file.fact.partition.fields.iter().any(|f| f.value.as_deref() == Some("2026-08-21"))
-        }));
-        self.write(name, "overwrite", rows, remove, summary).await
+        self.write(name, "overwrite", rows, files_of("2026-08-21"), summary).await
+    }
+
+    /// The rows of the 20th in one file.
+    pub async fn compact_20(&self, name: &str) -> SnapshotId {
+        let rows = self.rows(name).await.into_iter();
+        let rows: Vec<Order> = rows.filter(|row| row.day == 20).collect();
+        self.write(name, "replace", &rows, files_of("2026-08-20"), BTreeMap::new()).await
     }
 
     /// A branch of the pipeline that meets a row which came to main meanwhile.
@@ -185,7 +204,8 @@ impl House {
         let mut look = tokio::time::interval(LOOK);
         let begin = Instant::now();
         while self.state(request).await != state {
-            assert!(begin.elapsed() < PATIENCE, "request {request} is never {state}");
+            let now = self.request(request).await;
+            assert!(begin.elapsed() < PATIENCE, "request {request} is never {state}: {now:?}");
             look.tick().await;
         }
     }
