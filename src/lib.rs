@@ -8,6 +8,7 @@ pub mod database;
 pub mod demo;
 pub mod doctor;
 pub mod error;
+pub mod external;
 pub mod ledger;
 mod near;
 pub mod replay;

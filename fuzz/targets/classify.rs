@@ -197,6 +197,7 @@ fn request(history: &History, number: i64, pinned: usize, class: &Class, side: &
         target_side: Arc::clone(side),
         class: Arc::new(policy),
         part: None,
+        external: None,
     }
 }
 
@@ -240,6 +241,7 @@ fuzz_target!(|history: History| {
                 published: &published,
                 rolled_back: facts.rolled_back,
                 class: &facts.class,
+                rebuilt: false,
             };
             let (one, two) = (classify(&input), classify(&input));
             assert_eq!(format!("{one:?}"), format!("{two:?}"), "the same question, the same answer");

@@ -5,6 +5,7 @@
 //! held, not failed. Compactions yield to everybody: see [`compaction`].
 
 mod compaction;
+pub mod external;
 pub mod set;
 
 use std::collections::{BTreeSet, HashMap};
@@ -23,6 +24,7 @@ use crate::reason::ReasonCode;
 use crate::record::{Operation, RecordFinding};
 use crate::structure::StructureId;
 use crate::unit::{Unit, UnitKind, UnitRefusal, UnitScope};
+use external::ExternalStanding;
 use set::{PartFacts, PartTurn};
 
 /// Where the source branch stands now, against the pin.
@@ -105,6 +107,16 @@ pub struct RequestFacts {
     pub target_side: Arc<TargetSide>,
     /// It is one table's part of a set.
     pub part: Option<PartFacts>,
+    /// Where it stands with the runs of its class's own command; `None`: its class has none. With a result, `base`,
+    /// `units` and `target_side` are those of the result.
+    pub external: Option<ExternalStanding>,
+}
+
+impl RequestFacts {
+    /// The head that its class's own command left, in place of the pinned one.
+    pub fn rebuilt(&self) -> Option<SnapshotId> {
+        self.external.as_ref().and_then(ExternalStanding::result)
+    }
 }
 
 /// The target as planned on.
@@ -143,12 +155,17 @@ pub struct Car {
     pub drop_source: bool,
     /// Rides alone because of age, width or structure.
     pub alone: bool,
+    /// What is landed was made by the class's own command, and this is its head.
+    pub rebuilt: Option<SnapshotId>,
 }
 
 impl Car {
     /// What is done with it, as one word for people: a source that nothing overtook and that is applied
     /// again nevertheless, behind another car or because its head ages out soon, is a cherry-pick.
     pub fn word(&self) -> &'static str {
+        if self.rebuilt.is_some() {
+            return Class::Rebase.word();
+        }
         match (self.action, self.classification.class) {
             (CarAction::Pick, Class::FastForward) => Class::CherryPick.word(),
             (_, class) => class.word(),
@@ -183,6 +200,11 @@ pub enum Verdict {
     /// Pin this head instead (class rule `repin`), and look again at the next tick.
     Repin {
         to: SnapshotId,
+    },
+    /// Its class's own command is to make it again on the target's head; it waits meanwhile.
+    RunExternal {
+        text: String,
+        witnesses: Vec<Witness>,
     },
 }
 
@@ -285,13 +307,48 @@ fn take(facts: &RequestFacts, target: &TargetPlan<'_>, plan: &mut TrainPlan, sta
             goes_ahead(facts, &car, state);
             plan.cars.push(car);
         }
-        Err(verdict) => plan.verdicts.push((facts.request, verdict)),
+        Err(verdict) => {
+            let verdict = while_it_runs(facts, target, verdict, state);
+            plan.verdicts.push((facts.request, verdict));
+        }
     }
+}
+
+/// A request whose command runs, or is to run, keeps its place: what came later from the same source stays behind
+/// it, and once a result was lost to the target's moves so does what would be in its way. Others go on, unless it
+/// concerns them all and is past its class's age bound.
+fn while_it_runs(
+    facts: &RequestFacts,
+    target: &TargetPlan<'_>,
+    verdict: Verdict,
+    state: &mut Riding,
+) -> Verdict {
+    let protected = match (&verdict, &facts.external) {
+        (Verdict::RunExternal { .. }, Some(ExternalStanding::MayRun { protected })) => *protected,
+        (Verdict::RunExternal { .. }, Some(ExternalStanding::Result { .. })) => true,
+        (Verdict::Hold { code: ReasonCode::ExternalRunning, .. }, Some(standing)) => {
+            *standing == ExternalStanding::Running { protected: true }
+        }
+        _ => return verdict,
+    };
+    let units = facts.units.as_deref().unwrap_or_default();
+    if units.iter().flat_map(Unit::snapshots).any(|id| state.sources.contains(&id)) {
+        let text = "waits for an earlier request of the same source".to_owned();
+        return Verdict::Hold { code: ReasonCode::SameSourceAhead, text, witnesses: Vec::new() };
+    }
+    state.sources.insert(facts.pinned);
+    if is_aged(facts, target.now_ms) {
+        state.waiting.push((facts.request, units.to_vec(), Arc::clone(&facts.class)));
+    } else if protected {
+        wait(facts, units.to_vec(), state);
+    }
+    verdict
 }
 
 /// What the car does is ahead of everybody who is looked at after it.
 fn goes_ahead(facts: &RequestFacts, car: &Car, state: &mut Riding) {
     state.wap_ids.extend(facts.wap.own.iter().cloned());
+    state.sources.insert(facts.pinned);
     for unit in &car.classification.units {
         state.sources.extend(unit.snapshots());
         for change in as_ahead(car.request, unit) {
@@ -497,14 +554,21 @@ fn judge(
         published: target.published,
         rolled_back: facts.rolled_back,
         class: &facts.class,
+        rebuilt: facts.rebuilt().is_some(),
     });
+    if classification.external {
+        return Err(run_again_outside(facts, classification));
+    }
     let action = match classification.class {
         Class::AlreadyPublished => {
             return Err(Verdict::AlreadyPublished { text: classification.text });
         }
         Class::Refused(code) => return Err(refusal(facts.kind, code, classification)),
         // Only the first car stands on the target's head as it is.
-        Class::FastForward if is_first && target.fast_forward_allowed => CarAction::FastForward,
+        // A result is landed as a pick: its own snapshots bear no stamp of their request.
+        Class::FastForward if is_first && target.fast_forward_allowed && facts.rebuilt().is_none() => {
+            CarAction::FastForward
+        }
         Class::FastForward | Class::CherryPick => CarAction::Pick,
         Class::Rebase => CarAction::Replay,
     };
@@ -515,6 +579,28 @@ fn judge(
         return Err(Verdict::Refuse { code, text, class: Some(Class::Refused(code)), witnesses: Vec::new() });
     }
     Ok((action, classification))
+}
+
+/// The class's own command is to make it again: now, later, or never more.
+fn run_again_outside(facts: &RequestFacts, classification: Classification) -> Verdict {
+    let Classification { text, witnesses, .. } = classification;
+    let hold = |code: ReasonCode, text: String| Verdict::Hold { code, text, witnesses: witnesses.clone() };
+    match &facts.external {
+        Some(ExternalStanding::Running { .. }) => hold(ReasonCode::ExternalRunning, text),
+        Some(ExternalStanding::Rests | ExternalStanding::Result { rests: true, .. }) => {
+            hold(ReasonCode::ExternalRests, ReasonCode::ExternalRests.meaning().to_owned())
+        }
+        Some(ExternalStanding::Failed { code, text }) => {
+            let class = Some(Class::Refused(*code));
+            Verdict::Refuse { code: *code, text: text.clone(), class, witnesses }
+        }
+        Some(ExternalStanding::Result { rests: false, .. }) => {
+            let text =
+                "the target changed what the last run of the command had read; it is run again".to_owned();
+            Verdict::RunExternal { text, witnesses }
+        }
+        Some(ExternalStanding::MayRun { .. }) | None => Verdict::RunExternal { text, witnesses },
+    }
 }
 
 /// A place in this train, or what the request waits for.
@@ -578,6 +664,7 @@ fn car_of(facts: &RequestFacts, action: CarAction, classification: Classificatio
         drop_source: facts.source_now == SourceNow::AtPin
             && (facts.kind.is_own() || facts.class.after_landing == AfterLanding::Drop),
         alone,
+        rebuilt: facts.rebuilt(),
     }
 }
 

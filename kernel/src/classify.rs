@@ -93,6 +93,8 @@ pub struct ClassifyInput<'a> {
     /// A receipt says that this head was published, but the target's ancestry does not hold it any more.
     pub rolled_back: bool,
     pub class: &'a ClassPolicy,
+    /// The source was made by the class's own command: where it conflicts, that is run again and nothing else.
+    pub rebuilt: bool,
 }
 
 /// Evidence of a classification: who met whom, where.
@@ -145,6 +147,8 @@ pub struct Classification {
     pub unite: Unite,
     /// The rows of both sides are compared by key (`on-conflict = "row-merge"`).
     pub row_merge: bool,
+    /// The pipeline's own command makes the source again (`on-conflict = "external"`).
+    pub external: bool,
 }
 
 /// Deletes of both sides that are to be united.
@@ -166,6 +170,20 @@ impl Classification {
             overlap_allowed: false,
             unite: Unite::default(),
             row_merge: false,
+            external: false,
+        }
+    }
+
+    /// Nothing of the source serves: it is made again on the target's head.
+    fn external(witnesses: Vec<Witness>, units: Vec<Unit>) -> Self {
+        Self {
+            witnesses,
+            units,
+            external: true,
+            ..Self::plain(
+                Class::Rebase,
+                "branch and target changed the same data; the pipeline's own command makes it again",
+            )
         }
     }
 
@@ -252,10 +270,14 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
     meet_replayed_prefix(prefix, &remaining, net, input.published, &mut meeting);
     // Without a base nobody knows which side changed a row.
     let merges_rows = input.class.merges_rows() && base.is_some();
+    let runs_outside = input.class.runs_again_outside().is_some();
     if let Some(code) = meeting.refusal {
         // Of files that were written from a content that is no more, no row can be told.
         if merges_rows && code != ReasonCode::StaleCompaction {
             return Classification::row_merge(meeting.witnesses, remaining);
+        }
+        if runs_outside {
+            return Classification::external(meeting.witnesses, remaining);
         }
         return Classification {
             witnesses: meeting.witnesses,
@@ -270,6 +292,12 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
     } else {
         Class::CherryPick
     };
+    // A record knows what it read, and is the better witness. What the command read is not recorded: neither the
+    // branch nor an earlier result is run again in another way.
+    let is_known = |u: &Unit| u.kind == UnitKind::BlindAppend || (u.record.is_some() && u.is_replayable());
+    if class == Class::Rebase && runs_outside && (input.rebuilt || !remaining.iter().all(is_known)) {
+        return Classification::external(meeting.witnesses, remaining);
+    }
     if class == Class::Rebase
         && let Some(unit) = remaining.iter().find(|u| !u.is_replayable())
     {
@@ -301,6 +329,7 @@ pub fn classify(input: &ClassifyInput<'_>) -> Classification {
         overlap_allowed: meeting.overlap,
         unite: meeting.unite,
         row_merge: false,
+        external: false,
     }
 }
 
@@ -328,9 +357,11 @@ fn without_published(input: &ClassifyInput<'_>, net: &NetFiles) -> Result<Vec<Un
         let any_added_live = unit.added().any(|f| net.is_added(&f.path));
         let by_content = adds && all_added_live && all_removed_gone && all_deletes_seen;
         let every_id = unit.snapshots().all(|id| input.published.contains_key(&id));
-        // Rows that were merged lie in files of the queue's own, so nothing but the stamp tells of them.
-        let backed = input.class.merges_rows() || stamp_is_backed(unit, net);
-        let stamped = by_id && (every_id || all_removed_gone || input.class.merges_rows()) && backed;
+        // Rows that were merged, or made again, lie in other files than the branch's, so nothing but the stamp tells
+        // of them.
+        let other_files = input.class.merges_rows() || input.class.runs_again_outside().is_some();
+        let backed = other_files || stamp_is_backed(unit, net);
+        let stamped = by_id && (every_id || all_removed_gone || other_files) && backed;
         let published = by_content || stamped;
         if published {
             if open_seen {

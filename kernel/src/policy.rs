@@ -1,10 +1,14 @@
 //! Policies: per table and class, from TOML text. Unknown keys are errors.
 
+mod external;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Digest, RefName, TableName};
+
+pub use external::{DEFAULT_ATTEMPTS, DEFAULT_TIMEOUT_MS, ExternalReplay, MAX_ATTEMPTS, MAX_TIMEOUT_MS};
 
 /// Most requests that one train carries unless the class says otherwise.
 pub const DEFAULT_BATCH_SIZE: usize = 50;
@@ -54,6 +58,9 @@ pub struct ClassPolicy {
     pub key: Vec<String>,
     #[serde(default)]
     pub row_conflicts: RowConflicts,
+    /// For `on-conflict = "external"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub external: Option<ExternalReplay>,
     /// Tables that recorded operations of the class may read: `sales.customers`, or `sales.*` for all of a
     /// namespace. Without the key, every table of the catalog at a pin (rule S1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -147,6 +154,8 @@ pub enum OnConflict {
     Refuse,
     /// The rows that both sides changed are compared by their key.
     RowMerge,
+    /// The pipeline's own command makes the branch again on the target's head.
+    External,
 }
 
 /// What becomes of a row that both sides changed, to different values.
@@ -520,6 +529,7 @@ impl TablePolicy {
                 }
             }
             class.check_row_merge()?;
+            class.check_external()?;
             if class.kind == ClassKind::Compaction
                 && let Some(key) = class.says_what_changes()
             {
@@ -591,6 +601,7 @@ impl ClassPolicy {
             on_conflict: OnConflict::default(),
             key: Vec::new(),
             row_conflicts: RowConflicts::default(),
+            external: None,
             reads: None,
             checks: Vec::new(),
             batch_size: DEFAULT_BATCH_SIZE,
@@ -604,6 +615,29 @@ impl ClassPolicy {
 
     pub fn merges_rows(&self) -> bool {
         self.on_conflict == OnConflict::RowMerge
+    }
+
+    /// What makes a source of the class again where it conflicts with the target.
+    pub fn runs_again_outside(&self) -> Option<&ExternalReplay> {
+        self.external.as_ref().filter(|_| self.on_conflict == OnConflict::External)
+    }
+
+    /// The section and the key that asks for it belong together.
+    fn check_external(&self) -> Result<(), String> {
+        match (&self.external, self.on_conflict == OnConflict::External) {
+            (None, false) => Ok(()),
+            (None, true) => Err(format!(
+                "class '{}' has on-conflict = \"external\" and no [class.external] that names a command or url",
+                self.name
+            )),
+            (Some(_), false) => Err(format!(
+                "class '{}' has [class.external], which needs on-conflict = \"external\"",
+                self.name
+            )),
+            (Some(external), true) => external
+                .check()
+                .map_err(|message| format!("class '{}': [class.external] {message}", self.name)),
+        }
     }
 
     /// Keys of row merges that say nothing without it, or name a column twice.
@@ -638,7 +672,8 @@ impl ClassPolicy {
             ("overlap", self.overlap != Overlap::default()),
             ("isolation", self.isolation != Isolation::default()),
             ("equality-deletes", self.equality_deletes != EqualityDeletes::default()),
-            ("on-conflict", self.on_conflict != OnConflict::default()),
+            // A compaction that went stale may be made again.
+            ("on-conflict", self.on_conflict == OnConflict::RowMerge),
             ("reads", self.reads.is_some()),
         ];
         keys.into_iter().find(|(_, given)| *given).map(|(key, _)| key)

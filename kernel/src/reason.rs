@@ -61,6 +61,12 @@ reasons! {
     SetPartHeld, "set-part-held",
         "Another table's part of the same set cannot go yet, and the parts land together.",
         "Look at the part that the message names; the set goes on by itself when that one can.";
+    ExternalRunning, "external-running",
+        "The pipeline's own command makes the branch again on the target's head.",
+        "Nothing: it is taken up when the command has ended; `request explain` shows the runs.";
+    ExternalRests, "external-rests",
+        "Runs of the pipeline's own command came to nothing again and again, for nothing that the command did.",
+        "Keep direct writers off the target while it runs, or the worker up; the next run starts by itself after a rest.";
     Paused, "paused",
         "An operator paused this table.",
         "Ask the operator, who resumes it.";
@@ -209,6 +215,18 @@ reasons! {
     ReplayMismatch, "replay-mismatch",
         "The operation gave another number of rows than was recorded.",
         "Find out why the query depends on the target, or record no count.";
+    ExternalFailed, "external-failed",
+        "The pipeline's own command, which was to make the branch again, failed.",
+        "Read its output with `request explain`, correct it, and enqueue the branch again.";
+    ExternalTimeout, "external-timeout",
+        "The pipeline's own command took longer than its class allows, and was stopped.",
+        "Make it faster or raise `timeout` in [class.external], then enqueue the branch again.";
+    ExternalEmpty, "external-empty",
+        "The pipeline's own command succeeded and left nothing on the branch that it was given.",
+        "Let it write to the branch in MERGEBERG_BRANCH; if there is nothing to publish, nothing is to be done.";
+    ExternalOffBase, "external-off-base",
+        "What the pipeline's own command left does not descend from the snapshot that it was given.",
+        "Let it write on top of the branch that it is given, and never reset or replace that branch.";
     DataFileMissing, "data-file-missing",
         "A data file or manifest that the branch refers to does not exist.",
         "Keep clean-up jobs off open branches; write the branch again.";

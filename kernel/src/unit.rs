@@ -7,7 +7,7 @@ use crate::change::{ChangeSet, DeleteKey, FileContent, FileFact, RewriteProof};
 use crate::filter::Filter;
 use crate::ids::SnapshotId;
 use crate::partition::Partition;
-use crate::policy::{Appends, ClassPolicy, Isolation};
+use crate::policy::{Appends, ClassPolicy, Isolation, Scope};
 use crate::reason::ReasonCode;
 use crate::record::{Operation, Record, RecordError, RecordFinding};
 
@@ -398,11 +398,15 @@ fn append_of(
     }
 }
 
-/// Rule C3: without a record nobody knows what was read; `serializable` assumes the whole table.
+/// Rule C3: without a record nobody knows what was read; `serializable` assumes the whole table, unless policy says
+/// that the class's own command depends on less.
 fn unrecorded_scope(partitions: BTreeSet<Arc<Partition>>, class: &ClassPolicy) -> UnitScope {
-    match class.isolation {
-        Isolation::Serializable => UnitScope::Table,
-        Isolation::Snapshot => UnitScope::Partitions(partitions),
+    let said = class.runs_again_outside().map(|external| external.scope);
+    match (class.isolation, said) {
+        (Isolation::Serializable, None | Some(Scope::Table)) => UnitScope::Table,
+        (Isolation::Serializable, Some(Scope::TouchedPartitions)) | (Isolation::Snapshot, _) => {
+            UnitScope::Partitions(partitions)
+        }
     }
 }
 

@@ -7,10 +7,11 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::answer::Answer;
+use super::external;
 use super::request::{RevertedBy, Shown, render_row};
 use super::sets::{self, PartShown};
 use crate::error::UserError;
-use crate::ledger::{AttemptRow, EvidenceRow, Ledger, RequestRow};
+use crate::ledger::{AttemptRow, EvidenceRow, ExternalRunRow, Ledger, RequestRow};
 use crate::report::text::{Columns, NONE, count, duration, key_values, moment, one_line};
 use crate::worker::stage::VANISHED_ROWS;
 
@@ -58,6 +59,9 @@ struct Explained {
     waited_ms: i64,
     evidence: Vec<EvidenceRow>,
     attempts: Vec<AttemptRow>,
+    /// Runs of the class's own command, oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    external_runs: Vec<ExternalRunRow>,
 }
 
 pub async fn explain(ledger: &Ledger, id: RequestId, now_ms: i64) -> Result<Answer, UserError> {
@@ -81,6 +85,7 @@ pub async fn explain(ledger: &Ledger, id: RequestId, now_ms: i64) -> Result<Answ
         waited_ms: (request.ended_at_ms.unwrap_or(now_ms) - request.enqueued_at_ms).max(0),
         evidence: ledger.evidence_of_request(id).await?,
         attempts: ledger.attempts(id).await?,
+        external_runs: ledger.external_runs(id).await?,
         request,
         reverted_by,
         parts,
@@ -132,6 +137,7 @@ fn render(explained: &Explained) -> String {
         waited_ms,
         evidence,
         attempts,
+        external_runs,
     } = explained;
     let mut text = render_row(request);
     text.push_str(&sets::render(request, parts));
@@ -180,6 +186,7 @@ fn render(explained: &Explained) -> String {
             text.push_str(&format!("  ... {} more lines with --json\n", lines.len() - MAX_DETAIL_LINES));
         }
     }
+    text.push_str(&external::render(external_runs));
     text.push_str(&render_evidence(evidence));
     text.push_str(&format!("\nhistory\n{}", indent(&render_attempts(attempts))));
     text
@@ -346,7 +353,7 @@ fn render_attempts(attempts: &[AttemptRow]) -> String {
     }
 }
 
-fn indent(text: &str) -> String {
+pub(super) fn indent(text: &str) -> String {
     text.lines().map(|line| format!("  {line}\n")).collect()
 }
 

@@ -80,6 +80,7 @@ fn a_refused_request_is_explained_with_the_rows_and_where_they_come_from() {
             attempt(350, RequestState::Planning, Some("t1")),
             attempt(1_500, RequestState::Refused(code), Some("t1")),
         ],
+        external_runs: Vec::new(),
         request,
     };
     let text = render(&explained);
@@ -132,6 +133,7 @@ fn a_waiting_request_has_a_position_and_a_reason() {
         waited_ms: 65_000,
         evidence: Vec::new(),
         attempts: vec![attempt(0, RequestState::Queued, None)],
+        external_runs: Vec::new(),
     };
     let text = render(&explained);
     let (_, tail) = text.split_once("\nwhy\n").unwrap();
@@ -173,6 +175,7 @@ fn rule_d5_rows_that_went_unseen_are_told_of_the_landing() {
         waited_ms: 0,
         evidence: Vec::new(),
         attempts: attempts.to_vec(),
+        external_runs: Vec::new(),
         request: request.clone(),
     };
     let line = "vanished  2 row(s) of the target that the branch never saw were replaced";
@@ -194,6 +197,7 @@ fn a_snapshot_between_heads_is_not_called_validated() {
         waited_ms: 65_000,
         evidence: Vec::new(),
         attempts: Vec::new(),
+        external_runs: Vec::new(),
     };
     assert!(render(&explained(true)).contains("validated  as snapshot 41\n"));
     let text = render(&explained(false));
@@ -216,6 +220,7 @@ fn long_details_are_cut_and_hostile_text_is_defused() {
         waited_ms: 0,
         evidence: Vec::new(),
         attempts: Vec::new(),
+        external_runs: Vec::new(),
     };
     let text = render(&explained);
     assert!(text.contains("  ... 61 more lines with --json\n"), "{text}");

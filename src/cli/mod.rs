@@ -12,6 +12,7 @@ pub mod enqueue;
 pub mod enqueue_set;
 mod exit;
 mod explain;
+mod external;
 #[cfg(test)]
 mod flow_tests;
 pub(crate) mod init;

@@ -1,5 +1,6 @@
 //! `worker`: the process that lands. Logs go to stderr, one line an event; stdout says how it ended.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use super::context::Context;
 use super::request::OPEN_WORDS;
 use crate::config::PolicyFolder;
 use crate::error::UserError;
+use crate::external::{Surroundings, VARIABLE_PREFIX};
 use crate::ledger::RequestFilter;
 use crate::report::text::count;
 use crate::table::catalog::Capability;
@@ -83,7 +85,7 @@ pub async fn open(context: &Context) -> Result<Worker, UserError> {
     let engine = Engine::start().map_err(|e| UserError::new(ReasonCode::Internal, e.to_string()))?;
     let random: Random = Arc::new(rand::random::<u64>);
     let holder = format!("{}-{:016x}", std::process::id(), random());
-    Ok(Worker::new(
+    let worker = Worker::new(
         catalog,
         ledger,
         Arc::new(engine),
@@ -91,7 +93,16 @@ pub async fn open(context: &Context) -> Result<Worker, UserError> {
         context.clock.clone(),
         random,
         holder,
-    ))
+    );
+    Ok(worker.with_surroundings(surroundings(context)?))
+}
+
+/// Pipelines' own commands run in the folder of `mergeberg.toml` and are told which catalog this queue serves.
+fn surroundings(context: &Context) -> Result<Surroundings, UserError> {
+    let told = context.config.catalog(None)?.told();
+    let folder = context.config.file.parent().unwrap_or(Path::new(".")).to_owned();
+    let name = |key: &str| format!("{VARIABLE_PREFIX}CATALOG_{key}");
+    Ok(Surroundings { folder, variables: told.into_iter().map(|(key, value)| (name(key), value)).collect() })
 }
 
 pub fn of_worker(error: WorkerError) -> UserError {

@@ -47,6 +47,26 @@ impl CatalogConfig {
             CatalogPlace::Rest(_) => None,
         }
     }
+
+    /// Name, type, address and warehouse, without secrets: for those who are to open the same catalog with
+    /// credentials of their own. A SQLite file is named as PyIceberg and SQLAlchemy name it.
+    pub fn told(&self) -> BTreeMap<&'static str, String> {
+        let mut told = BTreeMap::from([("NAME", self.name.clone())]);
+        match &self.place {
+            CatalogPlace::Sql(SqlPlace { database, warehouse, storage: _ }) => {
+                let uri = match database {
+                    DatabasePlace::File { path, read_only: _ } => format!("sqlite:///{}", path.display()),
+                    DatabasePlace::Postgres(place) => place.to_string(),
+                };
+                told.extend([("TYPE", "sql".to_owned()), ("URI", uri), ("WAREHOUSE", warehouse.clone())]);
+            }
+            CatalogPlace::Rest(settings) => {
+                told.extend([("TYPE", "rest".to_owned()), ("URI", settings.uri.clone())]);
+                told.extend(settings.warehouse.clone().map(|warehouse| ("WAREHOUSE", warehouse)));
+            }
+        }
+        told
+    }
 }
 
 #[derive(Deserialize)]
@@ -318,6 +338,25 @@ header.X-Tenant = "a"
             &[("MERGEBERG_CATALOG_LAKE_CREDENTIAL", "i:s"), ("MERGEBERG_CATALOG_LAKE_URI", "http://other")],
         );
         assert_eq!((settings.credential, settings.uri.as_str()), (Some(Secret::new("i:s")), "http://other"));
+    }
+
+    #[test]
+    fn what_others_are_told_of_a_catalog_holds_no_secret() {
+        let config = parse(REST, &[("MERGEBERG_CATALOG_LAKE_TOKEN", "t0ken")]).unwrap();
+        let told = config.catalog(None).unwrap().told();
+        let expected = [
+            ("NAME", "lake"),
+            ("TYPE", "rest"),
+            ("URI", "https://catalog.example/api"),
+            ("WAREHOUSE", "prod"),
+        ];
+        assert_eq!(told, expected.map(|(key, value)| (key, value.to_owned())).into());
+        let file = "[catalog.l]\ntype = \"sql\"\nuri = \"c.db\"\nwarehouse = \"/w\"\n";
+        let told = parse(file, &[]).unwrap().catalog(None).unwrap().told();
+        assert_eq!(told["URI"], "sqlite:////q/c.db");
+        let server = "[catalog.l]\ntype = \"sql\"\nuri = \"postgresql://u@h:5432/d\"\nwarehouse = \"/w\"\n";
+        let told = parse(server, &[("MERGEBERG_CATALOG_L_PASSWORD", "hunter2")]).unwrap();
+        assert_eq!(told.catalog(None).unwrap().told()["URI"], "postgresql://u@h:5432/d");
     }
 
     #[test]

@@ -51,7 +51,7 @@ async fn a_request_of_before_reverts_reverts_nothing() {
     }
     conn.close().await.unwrap();
     assert!(
-        matches!(Ledger::open(&path).await, Err(LedgerError::Pending { pending, .. }) if pending == [3, 4, 5, 6])
+        matches!(Ledger::open(&path).await, Err(LedgerError::Pending { pending, .. }) if pending == [3, 4, 5, 6, 7])
     );
     Ledger::migrate(&path).await.unwrap();
     let ledger = Ledger::open(&path).await.unwrap();

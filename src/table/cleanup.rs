@@ -35,6 +35,32 @@ pub struct WrittenFiles {
     pub data_files: Vec<Arc<str>>,
 }
 
+/// What `snapshots` of the table brought, for [`delete_files`] once they are removed: files that somebody else wrote,
+/// so no older snapshot is left out of the search for their names. Files outside the table's location are not listed:
+/// they were brought in from elsewhere.
+pub async fn files_of(
+    store: &ManifestStore,
+    table: &LoadedTable,
+    snapshots: &[SnapshotId],
+) -> Result<WrittenFiles, TableError> {
+    let access = TableAccess::of(table);
+    let location = format!("{}/", table.facts.location.trim_end_matches('/'));
+    let mut files = WrittenFiles { snapshots: snapshots.to_vec(), ..WrittenFiles::default() };
+    for snapshot in snapshots.iter().filter_map(|id| table.facts.snapshots.get(*id)) {
+        let change = store.changes(table, snapshot).await?;
+        let added = change.added.iter().chain(&change.added_deletes).map(|file| &file.path);
+        files.data_files.extend(added.filter(|path| path.starts_with(&location)).cloned());
+        let list = store.list(&access, &snapshot.manifest_list).await?;
+        let own = list.iter().filter(|manifest| manifest.added_snapshot_id == snapshot.id.0);
+        files.manifests.extend(own.map(|manifest| manifest.manifest_path.clone()));
+        files.manifest_lists.push(snapshot.manifest_list.clone());
+    }
+    // Many vectors share one file.
+    files.data_files.sort();
+    files.data_files.dedup();
+    Ok(files)
+}
+
 /// What [`delete_files`] did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]

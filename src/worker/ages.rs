@@ -34,7 +34,7 @@ impl Ages {
             Some(BaseFinding::Common(id)) => Some(*id),
             _ => None,
         };
-        let branch = snapshots.after(base, car.pinned).unwrap_or_default();
+        let branch = snapshots.after(base, car.rebuilt.unwrap_or(car.pinned)).unwrap_or_default();
         let branch = branch.into_iter().filter_map(|id| snapshots.get(id)).map(|source| {
             let published = gathered.published.get(&source.id).and_then(|id| snapshots.get(*id));
             Counterpart {

@@ -179,6 +179,7 @@ fn same_files(one: &Car, other: &Car) -> bool {
     };
     one.request == other.request
         && one.pinned == other.pinned
+        && one.rebuilt == other.rebuilt
         && one.source == other.source
         && one.action == other.action
         && units(one) == units(other)

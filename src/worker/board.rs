@@ -174,7 +174,7 @@ impl Board {
     }
 
     /// Looked at again, with everybody whose tables these are.
-    fn changed(&mut self, job: Job) {
+    pub fn changed(&mut self, job: Job) {
         if matches!(job, Job::Set { .. }) {
             self.due.extend(job.tables().iter().cloned().map(Job::Table));
         }

@@ -3,12 +3,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use mergeberg_kernel::ids::{QueueId, RefName, TableName, TableUuid, TrainId};
+use mergeberg_kernel::ids::{QueueId, RefName, RequestId, TableName, TableUuid, TrainId};
 
 use super::ahead::Ahead;
+use super::external::Externals;
 use super::losses::Losses;
 use super::rewrites::Proofs;
 use crate::config::PolicyFolder;
+use crate::external::Surroundings;
 use crate::ledger::Ledger;
 use crate::table::catalog::Catalog;
 use crate::table::manifests::ManifestStore;
@@ -41,6 +43,9 @@ pub struct Worker {
     /// Held while a set is settled, which lanes of all its tables may ask for at once.
     pub(super) settling: tokio::sync::Mutex<()>,
     pub(super) from_ahead: AtomicU64,
+    /// Where pipelines' own commands run.
+    pub surroundings: Surroundings,
+    pub(super) externals: Externals,
 }
 
 /// The requests of one target of one table, in one lane.
@@ -61,6 +66,7 @@ impl Worker {
         random: Random,
         holder: String,
     ) -> Self {
+        let surroundings = Surroundings { folder: policies.path().to_owned(), ..Surroundings::default() };
         Self {
             catalog,
             ledger,
@@ -77,7 +83,15 @@ impl Worker {
             ahead: Mutex::default(),
             settling: tokio::sync::Mutex::default(),
             from_ahead: AtomicU64::new(0),
+            surroundings,
+            externals: Externals::default(),
         }
+    }
+
+    /// Commands of pipelines run there, and are told this of the catalog.
+    #[must_use]
+    pub fn with_surroundings(self, surroundings: Surroundings) -> Self {
+        Self { surroundings, ..self }
     }
 
     pub fn now_ms(&self) -> i64 {
@@ -103,6 +117,16 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// Prefix of every temporary branch of a queue: a sweep touches only its own (rule R7).
 pub fn temporary_prefix(queue: &QueueId) -> String {
     format!("mergeberg/tmp/{queue}/")
+}
+
+/// Prefix of the temporary branches that pipelines' own commands are given.
+pub fn external_prefix(queue: &QueueId) -> String {
+    format!("{}external/", temporary_prefix(queue))
+}
+
+/// The temporary branch of one run of a request's command. It is never used twice.
+pub fn external_ref(queue: &QueueId, request: RequestId, run: u32) -> RefName {
+    RefName(format!("{}{request}-{run}", external_prefix(queue)))
 }
 
 /// The temporary branch of a train: its fence. It is never used twice.

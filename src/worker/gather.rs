@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt};
+use mergeberg_kernel::admission::external::ExternalStanding;
 use mergeberg_kernel::admission::set::PartFacts;
 use mergeberg_kernel::admission::{
     RequestFacts, SourceNow, StructureStanding, TargetPlan, TrainPlan, plan_train,
@@ -15,7 +16,7 @@ use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::{Digest, RefName, RequestId, SnapshotId};
 use mergeberg_kernel::lineage::{BaseFinding, Line, SnapshotFact};
 use mergeberg_kernel::partition::Partition;
-use mergeberg_kernel::policy::{ClassPolicy, Isolation, TablePolicy};
+use mergeberg_kernel::policy::{ClassPolicy, Isolation, OnConflict, TablePolicy};
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::record::{Operation, RecordError, RecordFinding};
 use mergeberg_kernel::state::RequestState;
@@ -124,6 +125,7 @@ impl Worker {
         let sources: Vec<Vec<SnapshotId>> =
             rows.iter().map(|r| source_line(facts, &line, r.pinned)).collect();
         self.read_ahead(&table, &sources).await;
+        let runs = self.external_runs(&policy, lane).await?;
         let receipts = self.receipts(lane, &sources).await?;
         let taken_back = self.ledger.taken_back(&lane.uuid, &lane.target, |id| line.contains(id)).await?;
         let mut published = match head {
@@ -137,11 +139,14 @@ impl Worker {
         let mut all_fresh = true;
         for (row, source) in rows.iter().zip(&sources) {
             let class = class_of(&policy, row);
-            let mut base = facts.snapshots.base(row.pinned, &line, &log);
+            let external = self.external_standing(facts, &class, row, &runs);
+            // What the class's own command left stands in for the pinned head.
+            let from = external.as_ref().and_then(ExternalStanding::result).unwrap_or(row.pinned);
+            let mut base = facts.snapshots.base(from, &line, &log);
             // Rule C10: the target's history was cut by expiry after the base had been pinned.
             let kept_base = match &base {
                 BaseFinding::Expired { .. } => pinned_base(facts, self.ledger.queue_id(), row.id)
-                    .filter(|id| facts.snapshots.is_ancestor(*id, row.pinned)),
+                    .filter(|id| facts.snapshots.is_ancestor(*id, from)),
                 _ => None,
             };
             if let Some(kept) = kept_base {
@@ -196,6 +201,7 @@ impl Worker {
                     set: set.id,
                     held_elsewhere: row.state == RequestState::Held(ReasonCode::SetPartHeld),
                 }),
+                external,
             };
             if let Some(base) = base_id
                 && !pinned_on_target
@@ -206,7 +212,8 @@ impl Worker {
                     requests.push(request);
                     continue;
                 }
-                self.gather_source(&table, row, base, &line, structures, &policy, &mut request).await?;
+                let span = SourceSpan { base, head: from };
+                self.gather_source(&table, row, span, &line, structures, &policy, &mut request).await?;
                 all_fresh &= is_fresh(&table, lane, row, self.now_ms());
             }
             requests.push(request);
@@ -327,13 +334,13 @@ impl Worker {
         &self,
         table: &LoadedTable,
         row: &RequestRow,
-        base: Option<SnapshotId>,
+        SourceSpan { base, head }: SourceSpan,
         line: &Line,
         structures: &Structures,
         policy: &TablePolicy,
         request: &mut RequestFacts,
     ) -> Result<(), WorkerError> {
-        let ids = table.facts.snapshots.after(base, row.pinned).unwrap_or_default();
+        let ids = table.facts.snapshots.after(base, head).unwrap_or_default();
         let mut changes: Vec<SourceChange> = Vec::new();
         for id in ids {
             let Some(snapshot) = table.facts.snapshots.get(id) else { continue };
@@ -435,6 +442,12 @@ impl Worker {
     }
 }
 
+/// The snapshots of a source: after `base`, up to `head`.
+struct SourceSpan {
+    base: Option<SnapshotId>,
+    head: SnapshotId,
+}
+
 /// By pinned head: the snapshots that published it.
 type Receipts = HashMap<SnapshotId, Vec<SnapshotId>>;
 
@@ -475,6 +488,10 @@ pub(super) fn class_of(policy: &TablePolicy, row: &RequestRow) -> Arc<ClassPolic
     if row.reverts.is_some() {
         // Only what was there comes back, so rows that came beside it are in nobody's way (rule C4).
         class.isolation = Isolation::Snapshot;
+        // The pipeline knows nothing of the inverse of its work.
+        if class.on_conflict == OnConflict::External {
+            class.on_conflict = OnConflict::Refuse;
+        }
     }
     Arc::new(class)
 }

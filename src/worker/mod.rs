@@ -9,6 +9,8 @@ mod board;
 pub mod check;
 pub mod context;
 pub mod error;
+mod external;
+mod external_sweep;
 mod fences;
 mod fill;
 pub mod foreign;

@@ -103,6 +103,7 @@ fn describe(verdict: &Verdict) -> (String, Option<String>, String) {
         Verdict::AlreadyPublished { text } => ("already-published".to_owned(), None, text.clone()),
         Verdict::Withdraw { code, text } => ("withdrawn".to_owned(), Some(code.to_string()), text.clone()),
         Verdict::InReview { text } => ("in-review".to_owned(), None, text.clone()),
+        Verdict::RunExternal { text, .. } => ("rebase".to_owned(), None, text.clone()),
         Verdict::Repin { to } => ("queued".to_owned(), None, format!("pinned anew at snapshot {to}")),
     }
 }

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::board::{Board, Rest};
 use super::context::Worker;
 use super::error::{Disposition, WorkerError};
+use super::external::EXTERNAL_RUNS_AT_ONCE;
 use super::protocol::Progress;
 use super::tick::{Job, TABLES_AT_ONCE, Work};
 use crate::config::PolicySet;
@@ -128,7 +129,10 @@ impl Worker {
         stop: &mut watch::Receiver<bool>,
         watcher: &mut Watcher,
     ) -> Result<Ended, WorkerError> {
+        self.ledger.lose_external(epoch, self.now_ms()).await?;
         let mut running = FuturesUnordered::new();
+        // Pipelines' own commands run beside the lanes, however long they take.
+        let mut outside = FuturesUnordered::new();
         let mut board = Board::new(options);
         loop {
             let stopping = *stop.borrow();
@@ -140,10 +144,15 @@ impl Worker {
                     Err(error) => board.look_failed(error)?,
                 }
             }
-            if running.is_empty() {
-                if stopping {
-                    return Ok(Ended::Stopped);
-                }
+            while !stopping && outside.len() < EXTERNAL_RUNS_AT_ONCE {
+                let Some(run) = self.next_external() else { break };
+                outside.push(self.run_external(epoch, run));
+            }
+            // Whatever still runs outside ends with this function.
+            if running.is_empty() && stopping {
+                return Ok(Ended::Stopped);
+            }
+            if running.is_empty() && outside.is_empty() {
                 match board.at_rest() {
                     Rest::LookAgain => continue,
                     Rest::Drained => return Ok(Ended::Drained),
@@ -156,6 +165,7 @@ impl Worker {
             let rest = if full { options.poll } else { board.rest(Instant::now()) };
             tokio::select! {
                 Some((job, result)) = running.next() => board.ended(job, result)?,
+                Some(ended) = outside.next() => board.changed(ended?),
                 changed = watcher.wait_for_change(WATCH_EVERY, rest), if !stopping => {
                     if changed? {
                         board.wake();

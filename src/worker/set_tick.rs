@@ -102,6 +102,7 @@ impl Worker {
         if !changes.is_empty() {
             self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
         }
+        self.order_externals(epoch, rows, verdicts).await?;
         Ok(changed)
     }
 

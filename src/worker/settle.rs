@@ -291,6 +291,7 @@ impl Worker {
                 self.delete_left(lane, &train).await;
             }
         }
+        self.sweep_externals(lane, table).await?;
         let stuck = self.ledger.riding(&lane.uuid, &lane.target).await?;
         if !stuck.is_empty() {
             self.requeue(epoch, stuck.into_iter(), "its worker ended; planned again").await?;
@@ -345,7 +346,10 @@ fn replaced_by(table: &LoadedTable, intent: &Intent) -> Option<SnapshotId> {
 }
 
 /// Snapshots that any other ref still reaches: they are never removed (promise 6).
-fn reachable_without(table: &LoadedTable, fence: &RefName) -> std::collections::HashSet<SnapshotId> {
+pub(super) fn reachable_without(
+    table: &LoadedTable,
+    fence: &RefName,
+) -> std::collections::HashSet<SnapshotId> {
     let mut reachable = std::collections::HashSet::new();
     for reference in table.facts.refs.values().filter(|r| &r.name != fence) {
         let mut next = Some(reference.snapshot_id);

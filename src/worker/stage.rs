@@ -313,6 +313,13 @@ impl Worker {
             let LiveFiles { data, deletes } = self.store.added(&gathered.table, source).await?;
             let id = self.fresh_id(gathered, taken_ids);
             ages.becomes(source.id, id);
+            // What the class's own command left publishes the pinned head.
+            let published = match car.rebuilt {
+                Some(head) if head == source.id => {
+                    gathered.table.facts.snapshots.get(car.pinned).unwrap_or(source)
+                }
+                _ => source,
+            };
             let kept =
                 |file: LiveFile| AddedFile { age: ages.on_target(&file, source), ..AddedFile::from(file) };
             let mut write = SnapshotChange {
@@ -322,7 +329,7 @@ impl Worker {
                 remove: change.removed.iter().map(|f| Arc::clone(&f.path)).collect(),
                 add_deletes: deletes.into_iter().map(kept).collect(),
                 remove_deletes: change.removed_deletes.iter().map(FileFact::key).collect(),
-                summary: stamps(car, source),
+                summary: stamps(car, published),
                 now_ms: self.now_ms(),
                 schema_id: gathered.table.facts.current_schema_id,
             };

@@ -23,9 +23,18 @@ pub enum Step {
     LandingSwapped,
     Landed,
     ReceiptWritten,
+    /// A run of a pipeline's own command is in the ledger; its branch is not there yet.
+    ExternalOrdered,
+    ExternalBranched,
+    ExternalStarted,
+    /// The command has ended, and the ledger does not know it.
+    ExternalEnded,
+    ExternalRecorded,
+    ExternalSwept,
 }
 
 impl Step {
+    /// Those of a train.
     pub const ALL: [Self; 16] = [
         Self::Admitted,
         Self::CandidatesWritten,
@@ -43,6 +52,16 @@ impl Step {
         Self::LandingSwapped,
         Self::Landed,
         Self::ReceiptWritten,
+    ];
+
+    /// Those of a run of a pipeline's own command, beside the trains.
+    pub const EXTERNAL: [Self; 6] = [
+        Self::ExternalOrdered,
+        Self::ExternalBranched,
+        Self::ExternalStarted,
+        Self::ExternalEnded,
+        Self::ExternalRecorded,
+        Self::ExternalSwept,
     ];
 
     pub fn name(self) -> &'static str {
@@ -63,6 +82,12 @@ impl Step {
             Self::LandingSwapped => "landing-swapped",
             Self::Landed => "landed",
             Self::ReceiptWritten => "receipt-written",
+            Self::ExternalOrdered => "external-ordered",
+            Self::ExternalBranched => "external-branched",
+            Self::ExternalStarted => "external-started",
+            Self::ExternalEnded => "external-ended",
+            Self::ExternalRecorded => "external-recorded",
+            Self::ExternalSwept => "external-swept",
         }
     }
 }

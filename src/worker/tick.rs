@@ -117,6 +117,10 @@ impl Worker {
         for set in &sets {
             results.push(self.tick_set(epoch, set, &policies).await);
         }
+        while let Some(run) = self.next_external() {
+            let changed = Progress { landed: 0, changed: true };
+            results.push(self.run_external(epoch, run).await.map(|_| changed));
+        }
         let mut progress = Progress::default();
         let mut failed: Option<WorkerError> = None;
         for result in results {

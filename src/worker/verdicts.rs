@@ -1,8 +1,9 @@
 //! What becomes of those who are not in the train, and of those who are: written before anything is staged.
 
 use mergeberg_kernel::admission::{Car, Verdict};
-use mergeberg_kernel::classify::Witness;
+use mergeberg_kernel::classify::{Class, Witness};
 use mergeberg_kernel::ids::{Epoch, RequestId, SnapshotId, TrainId};
+use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::{RequestEvent, RequestState};
 use serde_json::{Value, json};
 
@@ -36,6 +37,7 @@ impl Worker {
         if !changes.is_empty() {
             self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
         }
+        self.order_externals(epoch, &gathered.rows, verdicts).await?;
         // Waiting in another way is no progress: only an end or a repin makes room for others.
         changed |=
             changes.iter().any(|c| !matches!(c.event, RequestEvent::Hold(_) | RequestEvent::AskReview));
@@ -154,6 +156,14 @@ pub(super) fn answer(row: &RequestRow, verdict: &Verdict) -> Answer {
             (RequestEvent::AskReview, detail(text, &[]))
         }
         Verdict::Repin { to } => return Answer::Repin(*to),
+        Verdict::RunExternal { text, witnesses } => {
+            let (code, told) = (ReasonCode::ExternalRunning, detail(text, witnesses));
+            classification = Some(Class::Rebase.word().to_owned());
+            if row.state == RequestState::Held(code) && row.detail.as_ref() == Some(&told) {
+                return Answer::AsItIs;
+            }
+            (RequestEvent::Hold(code), told)
+        }
     };
     Answer::Change(Change { request: row.id, event, train: None, classification, detail: Some(detail) })
 }

@@ -61,7 +61,10 @@ fn has_ended(request: RequestId, plan: &TrainPlan) -> bool {
         *other == request
             && match verdict {
                 Verdict::Refuse { .. } | Verdict::AlreadyPublished { .. } | Verdict::Withdraw { .. } => true,
-                Verdict::Hold { .. } | Verdict::InReview { .. } | Verdict::Repin { .. } => false,
+                Verdict::Hold { .. }
+                | Verdict::InReview { .. }
+                | Verdict::Repin { .. }
+                | Verdict::RunExternal { .. } => false,
             }
     })
 }

@@ -9,6 +9,7 @@ mod story;
 mod cases;
 mod compactions;
 mod deletes;
+mod external;
 mod inverse;
 mod lineage;
 mod oracle;

@@ -2,8 +2,8 @@
 
 use mergeberg_kernel::ids::RefName;
 use mergeberg_kernel::policy::{
-    AfterLanding, Appends, CheckKind, Compare, Duration, Isolation, NullRule, OnSourceMoved, Overlap, Scope,
-    TablePolicy, Upstream,
+    AfterLanding, Appends, CheckKind, Compare, DEFAULT_ATTEMPTS, Duration, Isolation, NullRule,
+    OnSourceMoved, Overlap, Scope, TablePolicy, Upstream,
 };
 
 const FULL: &str = r#"
@@ -407,5 +407,47 @@ fn keys_of_row_merges_need_the_rule() {
     ] {
         let error = of(lines).unwrap_err().to_string();
         assert!(error.contains(told), "{lines}: {error}");
+    }
+}
+
+#[test]
+fn a_class_names_the_command_that_makes_its_branches_again() {
+    let of = |lines: &str| {
+        let text = format!("table = \"a.b\"\n[[class]]\nname = \"t\"\nprefix = \"t/\"\n{lines}\n");
+        TablePolicy::parse("p.toml", &text).map(|policy| policy.classes[0].clone()).map_err(|e| e.message)
+    };
+    let external = |lines: &str| of(&format!("on-conflict = \"external\"\n[class.external]\n{lines}"));
+    let class = external("command = [\"python\", \"rebuild.py\"]\ntimeout = \"30m\"\nattempts = 2").unwrap();
+    let found = class.runs_again_outside().unwrap();
+    assert_eq!(
+        (found.shown().as_str(), found.timeout.ms, found.attempts),
+        ("python rebuild.py", 1_800_000, 2)
+    );
+    let url = external("url = \"https://jobs.example/rebuild\"\ntoken-env = \"JOBS_TOKEN\"").unwrap();
+    assert_eq!(url.runs_again_outside().unwrap().attempts, DEFAULT_ATTEMPTS);
+    assert!(
+        of("kind = \"compaction\"\non-conflict = \"external\"\n[class.external]\ncommand = [\"c\"]").is_ok()
+    );
+
+    let wrong = [
+        (of("on-conflict = \"external\""), "no [class.external]"),
+        (of("[class.external]\ncommand = [\"c\"]"), "needs on-conflict = \"external\""),
+        (external(""), "needs 'command' or 'url'"),
+        (external("command = [\"c\"]\nurl = \"https://h\""), "keep one of them"),
+        (external("command = [\" \"]"), "name the program"),
+        (external("command = \"rebuild.sh --all\""), "command"),
+        (external("command = [\"c\", \"a\\u0000b\"]"), "zero byte"),
+        (external("url = \"jobs.example\""), "begins with https:// or http://"),
+        (external("url = \"https://\""), "begins with https:// or http://"),
+        (external("url = \"https://user:hunter2@jobs.example\""), "token-env"),
+        (external("command = [\"c\"]\ntoken-env = \"T\""), "is sent to a 'url'"),
+        (external("url = \"https://h\"\ntoken-env = \"my token\""), "environment variable"),
+        (external("command = [\"c\"]\ntimeout = \"2d\""), "it must be 1d at most"),
+        (external("command = [\"c\"]\nattempts = 0"), "between 1 and 10"),
+        (external("command = [\"c\"]\nretries = 3"), "retries"),
+    ];
+    for (answer, says) in wrong {
+        let message = answer.unwrap_err();
+        assert!(message.contains(says), "{says}: {message}");
     }
 }

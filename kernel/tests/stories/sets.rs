@@ -158,6 +158,7 @@ fn decision(decision: SetDecision) -> String {
                 Verdict::Withdraw { code, .. } => format!("withdrawn {code}"),
                 Verdict::InReview { .. } => "in review".to_owned(),
                 Verdict::Repin { to } => format!("repin {to}"),
+                Verdict::RunExternal { .. } => "run external".to_owned(),
             };
             verdicts.iter().map(|(id, v)| format!("{id} {}", word(v))).collect::<Vec<_>>().join(", ")
         }

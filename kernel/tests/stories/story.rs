@@ -452,6 +452,7 @@ impl Merge<'_> {
             published: &published,
             rolled_back: self.rolled_back,
             class: &self.class,
+            rebuilt: false,
         })
     }
 
@@ -480,6 +481,7 @@ impl Merge<'_> {
             unread: None,
             target_side: Arc::new(self.target_side()),
             part: None,
+            external: None,
         }
     }
 }
@@ -511,6 +513,7 @@ pub fn words(plan: &TrainPlan) -> String {
             Verdict::Withdraw { code, .. } => format!("withdrawn {code}"),
             Verdict::InReview { .. } => "in-review".to_owned(),
             Verdict::Repin { to } => format!("repin S{to}"),
+            Verdict::RunExternal { .. } => "run external".to_owned(),
         };
         words.push(format!("{request} {word}"));
     }

@@ -6,6 +6,7 @@ pub mod engine_table;
 pub mod fault_server;
 pub mod json_rows;
 pub mod mall;
+pub mod pipeline;
 pub mod polaris;
 pub mod postgres;
 pub mod python;
