@@ -26,7 +26,6 @@ use super::context::{Lane, Worker, external_ref, lock};
 use super::error::{Disposition, WorkerError};
 use super::gather::class_of;
 use super::pins::age_of;
-use super::protocol::MAX_POINTER_RETRIES;
 use super::step::{Step, reached};
 use super::tick::Job;
 use crate::external::{Ask, End, Ran};
@@ -35,6 +34,8 @@ use crate::table::catalog::CommitOutcome;
 
 /// Commands that one worker runs at the same time; further ones wait for their turn.
 pub(super) const EXTERNAL_RUNS_AT_ONCE: usize = 4;
+/// Times that a run's branch is set, because the table was written meanwhile.
+const MAX_BRANCH_TRIES: u32 = 30;
 /// First pause before a command that failed is run again, in milliseconds; doubled with each failure.
 const RETRY_FIRST_MS: u64 = 250;
 const RETRY_MOST_MS: u64 = 60_000;
@@ -250,7 +251,7 @@ impl Worker {
         run: &ExternalRunRow,
         what: &ExternalReplay,
     ) -> Result<Option<SnapshotId>, WorkerError> {
-        for tries in 1..=MAX_POINTER_RETRIES {
+        for tries in 1..=MAX_BRANCH_TRIES {
             let table = self.catalog.load(&request.table).await?;
             let facts = &table.facts;
             let (true, Some(base)) = (facts.uuid == request.table_uuid, facts.head(&request.target)) else {

@@ -13,7 +13,7 @@ use mergeberg_kernel::state::RequestState;
 
 use super::context::{Lane, Worker, external_prefix};
 use super::error::WorkerError;
-use super::settle::{MAX_FENCE_TRIES, reachable_without};
+use super::settle::reachable_without;
 use super::step::{Step, reached};
 use crate::ledger::{ExternalOutcome, ExternalRunRow};
 use crate::table::catalog::CommitOutcome;
@@ -23,6 +23,9 @@ use crate::table::loaded::LoadedTable;
 /// Snapshots of a table that are looked through for the name of a file that is to be deleted; in a larger table what
 /// a failed run left is the expiry's.
 const MAX_SNAPSHOTS_LOOKED_THROUGH: usize = 1_000;
+
+/// Times that a run's branch is removed, because the table was written meanwhile.
+const MAX_REMOVAL_TRIES: u32 = 10;
 
 /// What becomes of a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +62,7 @@ impl Worker {
         run: &ExternalRunRow,
         with_all: bool,
     ) -> Result<(), WorkerError> {
-        for tries in 1..=MAX_FENCE_TRIES {
+        for tries in 1..=MAX_REMOVAL_TRIES {
             let table = self.catalog.load(&lane.table).await?;
             let Some(at) = table.facts.head(&run.branch).filter(|_| table.facts.uuid == lane.uuid) else {
                 return Ok(());
