@@ -342,7 +342,7 @@ header.X-Tenant = "a"
 
     #[test]
     fn what_others_are_told_of_a_catalog_holds_no_secret() {
-        let config = parse(REST, &[("MERGEBERG_CATALOG_LAKE_TOKEN", "t0ken")]).unwrap();
+        let config = parse(REST, &[("MERGEBERG_CATALOG_LAKE_CREDENTIAL", "id:t0ken")]).unwrap();
         let told = config.catalog(None).unwrap().told();
         let expected = [
             ("NAME", "lake"),

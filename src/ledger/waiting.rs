@@ -119,7 +119,7 @@ impl Ledger {
             "SELECT id, source, pinned, enqueued_at_ms FROM merge_request
              WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
                AND state NOT IN ('planning', 'staged', 'checking', 'landing', 'unknown')
-               AND (enqueued_at_ms <= $3 OR substr(source, 1, $4) = $5)
+               AND (enqueued_at_ms <= $3 OR substr(source, 1, CAST($4 AS INTEGER)) = $5)
              ORDER BY id LIMIT $6",
         )
         .bind(table_uuid.as_str())
