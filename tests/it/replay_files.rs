@@ -26,7 +26,7 @@ const POLICY: &str =
     "table = \"shop.orders\"\n[[class]]\nname = \"default\"\nprefix = \"\"\noverlap = \"allow\"\n";
 
 /// Memory of an engine in which nothing of these tests fits, in bytes.
-const TIGHT: usize = 8 * 1024 * 1024;
+const TIGHT: usize = 12 * 1024 * 1024;
 
 impl House {
     /// The same queue with another engine.
