@@ -247,7 +247,7 @@ impl Lane {
             let (returned, waiting) = encoded?;
             sink = returned;
             next = following;
-            for batch in waiting {
+            if let Some(batch) = waiting {
                 let late = match (&mut late, &self.resources) {
                     (Some(late), _) => late,
                     (none, Some(task)) => none.insert(Late::begin(&self.plan, task)?),

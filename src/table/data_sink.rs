@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{ArrayRef, RecordBatch, UInt32Array};
-use datafusion::arrow::compute::{partition, take_record_batch};
+use datafusion::arrow::compute::{concat_batches, partition, take_record_batch};
 use datafusion::arrow::error::ArrowError;
 use datafusion::arrow::row::{RowConverter, SortField};
 use iceberg::arrow::{RecordBatchPartitionSplitter, schema_to_arrow_schema};
@@ -179,10 +179,10 @@ impl Sink {
     }
 
     /// Writes prepared rows, and gives those back that have to wait.
-    pub async fn write(&mut self, rows: &RecordBatch) -> Result<Vec<RecordBatch>, TableError> {
+    pub async fn write(&mut self, rows: &RecordBatch) -> Result<Option<RecordBatch>, TableError> {
         let mut waiting = Vec::new();
         if rows.num_rows() == 0 {
-            return Ok(waiting);
+            return Ok(None);
         }
         for (key, part) in self.parts(rows)? {
             if !self.open.contains_key(key.data()) {
@@ -208,7 +208,12 @@ impl Sink {
         while self.buffered_bytes() > self.max_bytes {
             self.close_fullest().await?;
         }
-        Ok(waiting)
+        if waiting.is_empty() {
+            return Ok(None);
+        }
+        // Copied into one: each part by itself would count, and hold, all of the batch that it is a slice of.
+        let together = concat_batches(self.plan.order.schema(), &waiting);
+        together.map(Some).map_err(|e| TableError::Internal(format!("rows could not be put together: {e}")))
     }
 
     /// The rows by partition, in their order; rows that come sorted are cut, others grouped.

@@ -36,9 +36,9 @@ const SPILL_RESERVATION_PARTS: usize = 32;
 /// The engine's own default for that, bytes.
 const MAX_SPILL_RESERVATION_BYTES: usize = 10 * 1024 * 1024;
 /// Rows that a sparing session moves at a time: a sort has room for one of these at least, or fails.
-const SPARING_BATCH_ROWS: usize = 1024;
-/// Fewer streams, and no join would be one that sorts.
-const SORTED_JOIN_STREAMS: usize = 2;
+const SPARING_BATCH_ROWS: usize = 256;
+/// Streams of a sparing session. With fewer no join would be one that sorts; with more each has less memory.
+const SPARING_STREAMS: usize = 2;
 
 /// One for the process; shared by checks and rewrite proofs.
 #[derive(Debug)]
@@ -110,9 +110,7 @@ impl Engine {
             (self.memory_bytes / SPILL_RESERVATION_PARTS).min(MAX_SPILL_RESERVATION_BYTES);
         if self.joins == Joins::Sorted {
             config.options_mut().optimizer.prefer_hash_join = false;
-            config = config
-                .with_target_partitions(self.parallelism.max(SORTED_JOIN_STREAMS))
-                .with_batch_size(SPARING_BATCH_ROWS);
+            config = config.with_target_partitions(SPARING_STREAMS).with_batch_size(SPARING_BATCH_ROWS);
         }
         change(&mut config);
         let session = SessionContext::new_with_config_rt(config, Arc::clone(&self.environment));
@@ -204,7 +202,7 @@ mod tests {
 
     const ROWS: i64 = 60_000;
 
-    /// Two tables of some 200 bytes a row, joined; 8 MiB hold neither of them.
+    /// Two tables of some 200 bytes a row, joined; 10 MiB hold neither of them.
     async fn joined(engine: &Engine, sql: &str) -> DataFusionResult<usize> {
         let session = engine.session();
         for (name, first) in [("one", 0), ("other", ROWS / 2)] {
@@ -223,7 +221,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_join_that_does_not_fit_is_told_and_the_sparing_engine_does_it() {
-        let engine = Engine::with_bounds(2, 8 * 1024 * 1024).unwrap();
+        let engine = Engine::with_bounds(2, 10 * 1024 * 1024).unwrap();
         let sql = "SELECT o.text, t.text FROM one o FULL JOIN other t ON o.id = t.id AND o.text <> '' \
                    WHERE coalesce(o.text, t.text) <> 'no'";
         let failed = joined(&engine, sql).await.unwrap_err();
