@@ -115,6 +115,7 @@ impl From<LedgerError> for UserError {
             LedgerError::UnsafeStructure { .. } => ReasonCode::UnsafeStructure,
             LedgerError::Transition { .. }
             | LedgerError::BoundToIntent { .. }
+            | LedgerError::PastCancelling { .. }
             | LedgerError::ReviewDecided { .. } => ReasonCode::WrongState,
             other => match other.fault() {
                 LedgerFault::Unusable => ReasonCode::LedgerUnusable,

@@ -17,6 +17,9 @@ pub const MAX_BATCH_SIZE: usize = 500;
 /// Age at which a request goes ahead, unless the class says otherwise.
 pub const DEFAULT_AGE_BOUND_MS: i64 = 10 * 60 * 1000;
 
+/// Longest time that an operation may take that is run again, unless the class says otherwise.
+pub const DEFAULT_REPLAY_TIME_BOUND_MS: i64 = 60 * 60 * 1000;
+
 /// The policy of one table, one file in `policies/`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -73,6 +76,9 @@ pub struct ClassPolicy {
     /// Such as `2s`, `10m`, `1h`.
     #[serde(default = "default_age_bound")]
     pub age_bound: Duration,
+    /// Longest time that an operation may take that is run again; a longer one is refused.
+    #[serde(default = "default_replay_time_bound")]
+    pub replay_time_bound: Duration,
     #[serde(default)]
     pub on_source_moved: OnSourceMoved,
     #[serde(default)]
@@ -87,6 +93,10 @@ pub struct ClassPolicy {
 
 fn default_batch_size() -> usize {
     DEFAULT_BATCH_SIZE
+}
+
+fn default_replay_time_bound() -> Duration {
+    Duration { ms: DEFAULT_REPLAY_TIME_BOUND_MS }
 }
 
 fn default_age_bound() -> Duration {
@@ -606,6 +616,7 @@ impl ClassPolicy {
             checks: Vec::new(),
             batch_size: DEFAULT_BATCH_SIZE,
             age_bound: default_age_bound(),
+            replay_time_bound: default_replay_time_bound(),
             on_source_moved: OnSourceMoved::default(),
             after_landing: AfterLanding::default(),
             branch_lifetime: None,

@@ -174,7 +174,10 @@ impl RequestState {
             (_, E::Withdraw(code)) => Ok(Self::Withdrawn(code)),
             (_, E::AskReview) => Ok(Self::InReview),
 
-            (Self::Queued | Self::Held(_) | Self::InReview, E::Cancel) => Ok(Self::Cancelled),
+            // Also while its operation is run again; the ledger refuses it once the train is recorded.
+            (Self::Queued | Self::Held(_) | Self::InReview | Self::Planning, E::Cancel) => {
+                Ok(Self::Cancelled)
+            }
             (_, E::Cancel) => refused,
         }
     }

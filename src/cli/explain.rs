@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use super::answer::Answer;
 use super::external;
-use super::request::{RevertedBy, Shown, render_row};
+use super::request::{RevertedBy, Shown, render_row, replay_line};
 use super::sets::{self, PartShown};
 use crate::error::UserError;
-use crate::ledger::{AttemptRow, EvidenceRow, ExternalRunRow, Ledger, RequestRow};
+use crate::ledger::{AttemptRow, EvidenceRow, ExternalRunRow, Ledger, ReplayRow, RequestRow};
 use crate::report::text::{Columns, NONE, count, duration, key_values, moment, one_line};
 use crate::worker::stage::VANISHED_ROWS;
 
@@ -51,6 +51,8 @@ struct Explained {
     reverted_by: Vec<RevertedBy>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     parts: Vec<PartShown>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replay: Option<ReplayRow>,
     landed_in: Option<LandedIn>,
     /// What the state's reason means, and what to do.
     meaning: Option<&'static str>,
@@ -65,7 +67,7 @@ struct Explained {
 }
 
 pub async fn explain(ledger: &Ledger, id: RequestId, now_ms: i64) -> Result<Answer, UserError> {
-    let Shown { request, reverted_by, parts } = Shown::of(ledger, ledger.request(id).await?).await?;
+    let Shown { request, reverted_by, parts, replay } = Shown::of(ledger, ledger.request(id).await?).await?;
     let position = if request.state.is_final() {
         None
     } else {
@@ -89,6 +91,7 @@ pub async fn explain(ledger: &Ledger, id: RequestId, now_ms: i64) -> Result<Answ
         request,
         reverted_by,
         parts,
+        replay,
     };
     Ok(Answer::new(render(&explained), explained))
 }
@@ -130,6 +133,7 @@ fn render(explained: &Explained) -> String {
         request,
         reverted_by,
         parts,
+        replay,
         landed_in,
         meaning,
         next,
@@ -162,6 +166,9 @@ fn render(explained: &Explained) -> String {
     }
     for RevertedBy { request, state } in reverted_by {
         why.push(("reverted", format!("by request {request}, which is {state}")));
+    }
+    if let Some(replay) = replay {
+        why.push(("run again", replay_line(request, replay)));
     }
     let word = if request.state.is_final() { "took" } else { "waiting" };
     why.push((word, duration(*waited_ms)));

@@ -65,6 +65,7 @@ fn a_refused_request_is_explained_with_the_rows_and_where_they_come_from() {
     let explained = Explained {
         reverted_by: Vec::new(),
         parts: Vec::new(),
+        replay: None,
         landed_in: None,
         meaning: Some(code.meaning()),
         next: Some(code.next_action()),
@@ -122,6 +123,7 @@ fn a_waiting_request_has_a_position_and_a_reason() {
     let explained = Explained {
         reverted_by: Vec::new(),
         parts: Vec::new(),
+        replay: None,
         request: RequestRow {
             detail: Some(serde_json::json!({ "text": "waits for request 7" })),
             ..row(9, "ingest/a", RequestState::Held(code))
@@ -168,6 +170,7 @@ fn rule_d5_rows_that_went_unseen_are_told_of_the_landing() {
     let explained = Explained {
         reverted_by: Vec::new(),
         parts: Vec::new(),
+        replay: None,
         landed_in: None,
         meaning: None,
         next: None,
@@ -189,6 +192,7 @@ fn a_snapshot_between_heads_is_not_called_validated() {
     let explained = |validated| Explained {
         reverted_by: Vec::new(),
         parts: Vec::new(),
+        replay: None,
         request: row(9, "ingest/a", RequestState::Landed),
         landed_in: Some(LandedIn { head: SnapshotId(if validated { 41 } else { 49 }), validated }),
         meaning: None,
@@ -212,6 +216,7 @@ fn long_details_are_cut_and_hostile_text_is_defused() {
     let explained = Explained {
         reverted_by: Vec::new(),
         parts: Vec::new(),
+        replay: None,
         request,
         landed_in: None,
         meaning: None,

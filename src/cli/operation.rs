@@ -127,6 +127,9 @@ pub async fn record(
         Err(replay::ReplayError::Conflicts { text, rows: _ }) => {
             return Err(UserError::new(ReasonCode::RowConflict, text));
         }
+        Err(replay::ReplayError::Ended(ending)) => {
+            return Err(UserError::new(ReasonCode::ReplayFailed, ending.to_string()));
+        }
         Err(replay::ReplayError::Table(error)) => {
             return Err(UserError::new(error.reason(), error.to_string()));
         }

@@ -19,7 +19,7 @@ use super::sets::{self, PartShown};
 use super::staged::{Staged, StagedArgs, enqueue_staged};
 use super::{explain, parse_ref, revert, wait};
 use crate::error::UserError;
-use crate::ledger::{Enqueued, InSet, Ledger, RequestFilter, RequestRow, Reverts};
+use crate::ledger::{Enqueued, InSet, Ledger, ReplayRow, RequestFilter, RequestRow, Reverts};
 use crate::report::text::{Columns, NONE, duration, key_values, moment, one_line};
 use crate::worker::own_sources::kind_of;
 
@@ -346,6 +346,9 @@ pub struct Shown {
     /// All parts of its set, its own among them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<PartShown>,
+    /// How far its operation has got that is run again, or had got the last time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replay: Option<ReplayRow>,
 }
 
 /// A request that takes this one back.
@@ -361,7 +364,8 @@ impl Shown {
         let reverted_by =
             reverts.iter().map(|row| RevertedBy { request: row.id, state: row.state }).collect();
         let parts = sets::parts(ledger, &request).await?;
-        Ok(Self { request, reverted_by, parts })
+        let replay = ledger.replay_of(request.id).await?;
+        Ok(Self { request, reverted_by, parts, replay })
     }
 
     pub fn render(&self) -> String {
@@ -372,9 +376,40 @@ impl Shown {
             // As wide as the keys above it.
             text.push_str(&format!("{:<14}  {}\n", "reverted by", names.join(", ")));
         }
+        if let Some(replay) = &self.replay {
+            text.push_str(&format!("{:<14}  {}\n", "run again", replay_line(&self.request, replay)));
+        }
         text.push_str(&sets::render(&self.request, &self.parts));
         text
     }
+}
+
+/// How far an operation has got that is run again.
+pub fn replay_line(request: &RequestRow, replay: &ReplayRow) -> String {
+    let ReplayRow {
+        request: _,
+        train,
+        started_at_ms,
+        at_ms,
+        rows_to_read,
+        rows_read,
+        rows_written,
+        files_written,
+        checkpoints,
+        last_checkpoint_ms,
+    } = replay;
+    let runs = request.state == RequestState::Planning && request.train.as_ref() == Some(train);
+    let word = if runs { "now" } else { "the last time" };
+    let took = duration((at_ms - started_at_ms).max(0));
+    let mut text = format!(
+        "{word}, since {} for {took}: {rows_read} rows read of about {rows_to_read}, {rows_written} written to \
+         {files_written} file(s)",
+        moment(*started_at_ms)
+    );
+    if let Some(at_ms) = last_checkpoint_ms {
+        text.push_str(&format!(", {checkpoints} checkpoint(s), the last one {}", moment(*at_ms)));
+    }
+    text
 }
 
 /// Every column of the live row.

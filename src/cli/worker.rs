@@ -85,7 +85,7 @@ pub async fn open(context: &Context) -> Result<Worker, UserError> {
     let engine = Engine::start().map_err(|e| UserError::new(ReasonCode::Internal, e.to_string()))?;
     let random: Random = Arc::new(rand::random::<u64>);
     let holder = format!("{}-{:016x}", std::process::id(), random());
-    let worker = Worker::new(
+    let mut worker = Worker::new(
         catalog,
         ledger,
         Arc::new(engine),
@@ -94,6 +94,8 @@ pub async fn open(context: &Context) -> Result<Worker, UserError> {
         random,
         holder,
     );
+    worker.checkpoint_every =
+        Duration::from_millis(u64::try_from(context.config.worker.checkpoint.ms).unwrap_or(1));
     Ok(worker.with_surroundings(surroundings(context)?))
 }
 
@@ -111,6 +113,8 @@ pub fn of_worker(error: WorkerError) -> UserError {
         WorkerError::Catalog(error) => error.into(),
         WorkerError::Config(error) => error.into(),
         WorkerError::Table(error) => UserError::new(error.reason(), error.to_string()),
+        // Never the end of a worker: it ends as stopped.
+        error @ WorkerError::Stopping => UserError::new(ReasonCode::Internal, error.to_string()),
         WorkerError::Bug(text) => UserError::new(ReasonCode::Internal, text),
     }
 }

@@ -45,6 +45,11 @@ const DEFAULT_POLL_MS: i64 = 1_000;
 /// How long a leader that says nothing is still believed to live.
 const DEFAULT_LEASE_MS: i64 = 10_000;
 
+/// How old files of a replay become before the catalog names them.
+const DEFAULT_CHECKPOINT_MS: i64 = 60 * 60 * 1000;
+/// Half of the least age that Spark's `remove_orphan_files` takes (rule R10).
+const MAX_CHECKPOINT_MS: i64 = 12 * 60 * 60 * 1000;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The file itself.
@@ -60,6 +65,8 @@ pub struct Config {
 pub struct WorkerConfig {
     pub poll: Duration,
     pub lease: Duration,
+    /// Longest time that a file of an operation that is run again is named by nothing in the catalog.
+    pub checkpoint: Duration,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -138,6 +145,7 @@ struct RawPolicies {
 struct RawWorker {
     poll: Option<Duration>,
     lease: Option<Duration>,
+    checkpoint: Option<Duration>,
 }
 
 impl Config {
@@ -205,7 +213,17 @@ impl Config {
         let worker = WorkerConfig {
             poll: worker.poll.unwrap_or(Duration { ms: DEFAULT_POLL_MS }),
             lease: worker.lease.unwrap_or(Duration { ms: DEFAULT_LEASE_MS }),
+            checkpoint: worker.checkpoint.unwrap_or(Duration { ms: DEFAULT_CHECKPOINT_MS }),
         };
+        if worker.checkpoint.ms > MAX_CHECKPOINT_MS {
+            return Err(wrong(
+                format!(
+                    "[worker] 'checkpoint' is {}: a removal of orphan files may take what is older than a day",
+                    String::from(worker.checkpoint)
+                ),
+                "make 'checkpoint' at most 12h",
+            ));
+        }
         if worker.lease.ms < 3 * worker.poll.ms {
             return Err(wrong(
                 format!(
@@ -356,6 +374,7 @@ warehouse = "warehouse"
         assert_eq!(config.ledger, LedgerPlace::from(Path::new("/q/mergeberg.db")));
         assert_eq!(config.policies, Path::new("/q/policies"));
         assert_eq!((config.worker.poll.ms, config.worker.lease.ms), (1_000, 10_000));
+        assert_eq!(config.worker.checkpoint.ms, 3_600_000);
         assert!(matches!(config.catalog(None), Err(ConfigError::NoSuchCatalog { .. })));
     }
 
@@ -415,7 +434,7 @@ warehouse = "warehouse"
     fn an_unknown_key_names_line_section_and_the_nearest_known_one() {
         let (text, next) = message("[worker]\npol = \"1s\"\n");
         assert_eq!(text, "/q/mergeberg.toml:2: unknown key 'pol' in [worker]");
-        assert_eq!(next, "did you mean 'poll'? known here: lease, poll");
+        assert_eq!(next, "did you mean 'poll'? known here: checkpoint, lease, poll");
         let (text, next) = message("[catalog.a]\ntype = \"sql\"\nurl = \"x\"\nwarehouse = \"w\"\n");
         assert_eq!(text, "/q/mergeberg.toml:3: unknown key 'url' in [catalog.a]");
         assert_eq!(
@@ -456,6 +475,9 @@ warehouse = "warehouse"
             message("default-catalog = \"prd\"\n[catalog.prod]\ntype=\"sql\"\nuri=\"x\"\nwarehouse=\"w\"");
         assert_eq!(text, "/q/mergeberg.toml: 'default-catalog' names 'prd', which is no catalog");
         assert_eq!(next, "did you mean 'prod'?");
+        let (text, next) = message("[worker]\ncheckpoint = \"13h\"\n");
+        assert!(text.contains("'checkpoint' is 13h"), "{text}");
+        assert_eq!(next, "make 'checkpoint' at most 12h");
         let (text, next) = message("[worker]\npoll = \"5s\"\n");
         assert!(text.contains("'lease' is 10s and 'poll' is 5s"), "{text}");
         assert_eq!(next, "make 'lease' at least three times 'poll'");

@@ -101,6 +101,25 @@ fn ends(event: RequestEvent) -> bool {
     }
 }
 
+/// What becomes of a request that does not go on with its train. One that was cancelled meanwhile stays cancelled.
+fn gives_back(event: RequestEvent) -> bool {
+    match event {
+        RequestEvent::Hold(_)
+        | RequestEvent::Requeue
+        | RequestEvent::Refuse(_)
+        | RequestEvent::Withdraw(_)
+        | RequestEvent::AskReview => true,
+        RequestEvent::Admit
+        | RequestEvent::Stage
+        | RequestEvent::Check
+        | RequestEvent::WriteIntent
+        | RequestEvent::LoseAnswer
+        | RequestEvent::Land
+        | RequestEvent::FindPublished
+        | RequestEvent::Cancel => false,
+    }
+}
+
 /// A change as the other modules of the ledger make it.
 #[derive(Clone, Copy)]
 pub(super) struct Step<'a> {
@@ -164,6 +183,10 @@ async fn take_each(
     let mut events = Vec::new();
     for step in steps {
         let row = rows.get_mut(&step.request).ok_or(LedgerError::NoSuchRequest(step.request))?;
+        if row.state == RequestState::Cancelled && gives_back(step.event) {
+            // A person's word came first, and there is nothing to give back any more.
+            continue;
+        }
         if !step.by_intent && matches!(row.state, RequestState::Landing | RequestState::Unknown) {
             return Err(LedgerError::BoundToIntent { request: row.id, state: row.state });
         }

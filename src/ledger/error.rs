@@ -105,6 +105,11 @@ pub enum LedgerError {
 
     #[error("train {0} is recorded already; train ids and temporary refs are never used twice")]
     TrainExists(TrainId),
+    /// Nothing was recorded: the others are planned again.
+    #[error("{} of train {train} was cancelled before it was recorded", list(requests))]
+    CarsCancelled { train: TrainId, requests: Vec<RequestId> },
+    #[error("request {request} is past being cancelled: its train {train} is recorded and goes on")]
+    PastCancelling { request: RequestId, train: TrainId },
     #[error("train {train} is {from} and cannot become {to}")]
     TrainStatus { train: TrainId, from: TrainStatus, to: TrainStatus },
 
@@ -165,6 +170,8 @@ impl LedgerError {
             | Self::NeedsIntent { .. }
             | Self::NotASet(_)
             | Self::TrainExists(_)
+            | Self::CarsCancelled { .. }
+            | Self::PastCancelling { .. }
             | Self::TrainStatus { .. }
             | Self::IntentOpen { .. }
             | Self::MalformedIntent { .. }
@@ -259,6 +266,11 @@ impl BusyTries {
         tokio::time::sleep(BUSY_PAUSE).await;
         Ok(())
     }
+}
+
+fn list(requests: &[RequestId]) -> String {
+    let ids: Vec<String> = requests.iter().map(ToString::to_string).collect();
+    format!("request {}", ids.join(", "))
 }
 
 fn describe_leader(leader: Option<&LeaderRow>) -> String {

@@ -217,7 +217,7 @@ async fn rule_l2_an_intent_follows_known_staging(home: &Home) {
     let intent = staged_train(&ledger, epoch, "t1", &[(a, 11)]).await;
     pass(&ledger, &intent).await;
     let unsure = TrainRow { train: TrainId::new("t2"), ..super::super::testing::train("t2", &[11]) };
-    ledger.record_train(epoch, &unsure).await.unwrap();
+    ledger.record_train(epoch, &unsure, &[]).await.unwrap();
     let early = Intent { train: unsure.train, temp_ref: unsure.temp_ref, ..intent.clone() };
     let error = ledger.write_intent(epoch, &early, 20).await.unwrap_err();
     assert!(error.to_string().contains("rule L2"), "{error}");

@@ -50,8 +50,9 @@ async fn a_request_of_before_reverts_reverts_nothing() {
         query(sql).execute(&mut conn).await.unwrap();
     }
     conn.close().await.unwrap();
+    let later: Vec<i64> = all.migrations[2..].iter().map(|migration| migration.version).collect();
     assert!(
-        matches!(Ledger::open(&path).await, Err(LedgerError::Pending { pending, .. }) if pending == [3, 4, 5, 6, 7])
+        matches!(Ledger::open(&path).await, Err(LedgerError::Pending { pending, .. }) if pending == later)
     );
     Ledger::migrate(&path).await.unwrap();
     let ledger = Ledger::open(&path).await.unwrap();

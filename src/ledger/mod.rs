@@ -35,6 +35,7 @@ mod leader;
 mod open;
 mod operations;
 mod place;
+mod replays;
 mod requests;
 mod reverts;
 mod rows;
@@ -44,6 +45,7 @@ mod set_landing;
 mod sets;
 mod structure;
 mod trains;
+mod unrecorded;
 mod waiting;
 mod watch;
 
@@ -71,6 +73,7 @@ pub use leader::LeaderRow;
 pub use open::{MIGRATE_COMMAND, MigrationReport};
 pub use operations::{OperationRow, Recorded};
 pub use place::LedgerPlace;
+pub use replays::ReplayRow;
 pub use requests::{Enqueued, NewRequest, RequestFilter};
 pub use reverts::{Reverts, TakenBack};
 pub use rows::{AttemptRow, RequestRow};
@@ -79,6 +82,7 @@ pub use structure::{
     AcceptedStructure, Decided, Decision, NewReview, ReviewFilter, ReviewRow, ReviewState, ReviewWord,
 };
 pub use trains::{TrainRow, TrainStatus};
+pub use unrecorded::{NotedFile, NotedKind, UnrecordedTrain};
 pub use waiting::{Depth, Kept, MAX_WAITING, Unreadable, Waiting};
 pub use watch::{ChangeCounter, Watcher};
 

@@ -1,6 +1,8 @@
 //! Enqueue, look up, list, cancel.
 
-use mergeberg_kernel::ids::{Epoch, Principal, RefName, RequestId, SnapshotId, TableName, TableUuid};
+use mergeberg_kernel::ids::{
+    Epoch, Principal, RefName, RequestId, SnapshotId, TableName, TableUuid, TrainId,
+};
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::state::{RequestEvent, RequestState};
 use mergeberg_kernel::structure::StructureId;
@@ -359,7 +361,8 @@ impl Ledger {
         rows.iter().map(AttemptRow::decode).collect()
     }
 
-    /// Takes a waiting request back. One that rides a train is past that (`LedgerError::Transition`).
+    /// Takes a request back that waits, or whose operation is run again now: its worker sees it and stops. Once its
+    /// train is recorded, or that of another part of its set, it is past that.
     pub async fn cancel(
         &self,
         id: RequestId,
@@ -367,6 +370,7 @@ impl Ledger {
         now_ms: i64,
     ) -> Result<RequestRow, LedgerError> {
         let mut tx = self.begin().await?;
+        refuse_recorded(&mut tx, id).await?;
         let detail = serde_json::json!({ "cancelled-by": principal });
         let step = Step { detail: Some(&detail), ..Step::new(id, RequestEvent::Cancel) };
         let row = take(&mut tx, &[step], now_ms).await?.pop().ok_or(LedgerError::NoSuchRequest(id))?;
@@ -374,6 +378,23 @@ impl Ledger {
         tx.commit().await?;
         Ok(row)
     }
+}
+
+/// Is a train recorded with this request, or with another part of its set, that may be staged already?
+async fn refuse_recorded(conn: &mut Transaction, id: RequestId) -> Result<(), LedgerError> {
+    let row = query(
+        "SELECT part.id, part.train FROM merge_request AS own
+         JOIN merge_request AS part ON part.id = own.id OR part.set_id = own.set_id
+         JOIN train ON train.train = part.train
+         WHERE own.id = $1 AND part.state = 'planning'
+         ORDER BY part.id LIMIT 1",
+    )
+    .bind(id.0)
+    .fetch_optional(conn)
+    .await?;
+    let Some(row) = row else { return Ok(()) };
+    let f = Fields::new("merge_request", "id", &row);
+    Err(LedgerError::PastCancelling { request: RequestId(f.int("id")?), train: TrainId(f.text("train")?) })
 }
 
 pub(super) async fn insert(
@@ -564,10 +585,10 @@ mod tests {
         let ledger = home.ledger().await;
         let id = new_id(ledger.enqueue(&new_request("ingest/a", 1), 1).await.unwrap());
         let admit = Change { train: Some(TrainId::new("t1")), ..Change::new(id, RequestEvent::Admit) };
-        ledger.apply(None, &[admit], 2).await.unwrap();
+        ledger.apply(None, &[admit, Change::new(id, RequestEvent::Stage)], 2).await.unwrap();
         let refused = ledger.cancel(id, &Principal::new("ann"), 3).await.unwrap_err();
         assert!(matches!(refused, LedgerError::Transition { request, .. } if request == id));
-        assert_eq!(ledger.request(id).await.unwrap().state, RequestState::Planning);
+        assert_eq!(ledger.request(id).await.unwrap().state, RequestState::Staged);
 
         ledger.apply(None, &[Change::new(id, RequestEvent::Requeue)], 4).await.unwrap();
         let row = ledger.cancel(id, &Principal::new("ann"), 5).await.unwrap();

@@ -118,7 +118,7 @@ async fn staged(ledger: &Ledger, epoch: Epoch) -> (Vec<RequestRow>, Vec<Intent>)
     for (row, candidate) in rows.iter().zip([71, 81]) {
         let id = format!("t{candidate}");
         let train = TrainRow { table_uuid: row.table_uuid.clone(), ..train(&id, &[candidate]) };
-        ledger.record_train(epoch, &train).await.unwrap();
+        ledger.record_train(epoch, &train, &[]).await.unwrap();
         ledger.set_train_status(epoch, &train.train, TrainStatus::Staged).await.unwrap();
         let admit =
             Change { train: Some(TrainId::new(id.clone())), ..Change::new(row.id, RequestEvent::Admit) };

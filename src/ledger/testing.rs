@@ -145,7 +145,7 @@ pub fn evidence(candidate: i64, check: &str) -> Evidence {
 pub async fn staged_train(ledger: &Ledger, epoch: Epoch, id: &str, requests: &[(RequestId, i64)]) -> Intent {
     let candidates: Vec<i64> = requests.iter().map(|(_, candidate)| *candidate).collect();
     let row = train(id, &candidates);
-    ledger.record_train(epoch, &row).await.unwrap();
+    ledger.record_train(epoch, &row, &[]).await.unwrap();
     let mut changes = Vec::new();
     for (request, _) in requests {
         let admit = Change::new(*request, RequestEvent::Admit);

@@ -1,14 +1,16 @@
 //! Trains: what is, or was, staged under a temporary branch. Recorded before staging, so that a worker that
 //! dies in between leaves a name to look for and clean up.
 
-use mergeberg_kernel::ids::{Epoch, RefName, SnapshotId, TableUuid, TrainId};
+use mergeberg_kernel::ids::{Epoch, RefName, RequestId, SnapshotId, TableUuid, TrainId};
 use serde::Serialize;
 
 use super::Ledger;
+use super::apply::BATCH_ROWS;
 use super::decode::{Fields, to_json, words};
 use super::error::{LedgerError, is_unique_violation};
 use super::leader::fence;
-use crate::database::{Row, Transaction, query};
+use super::unrecorded::forget_files;
+use crate::database::{QueryBuilder, Row, Transaction, query};
 
 words! {
     TrainStatus {
@@ -61,8 +63,17 @@ impl TrainRow {
 }
 
 impl Ledger {
-    /// Records a new train. Ids and temporary refs are never used twice (rule R7).
-    pub async fn record_train(&self, epoch: Epoch, row: &TrainRow) -> Result<(), LedgerError> {
+    /// Records a new train of these requests. Ids and temporary refs are never used twice (rule R7). From now on
+    /// its row names the files that were noted for it.
+    ///
+    /// # Errors
+    /// [`LedgerError::CarsCancelled`] when one of the requests was taken back; from now on none can be.
+    pub async fn record_train(
+        &self,
+        epoch: Epoch,
+        row: &TrainRow,
+        requests: &[RequestId],
+    ) -> Result<(), LedgerError> {
         let TrainRow {
             train,
             table_uuid,
@@ -77,6 +88,10 @@ impl Ledger {
         } = row;
         let mut tx = self.begin().await?;
         fence(&mut tx, epoch).await?;
+        let cancelled = cancelled_of(&mut tx, requests).await?;
+        if !cancelled.is_empty() {
+            return Err(LedgerError::CarsCancelled { train: train.clone(), requests: cancelled });
+        }
         let inserted = query(
             "INSERT INTO train (train, table_uuid, target, temp_ref, planned_head, tail, candidates,
                  written, status, at_ms)
@@ -100,6 +115,7 @@ impl Ledger {
             }
             outcome => outcome?,
         };
+        forget_files(&mut tx, train).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -121,6 +137,7 @@ impl Ledger {
         if changed != 1 {
             return Err(LedgerError::NoSuchTrain(train.clone()));
         }
+        forget_files(&mut tx, train).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -175,6 +192,23 @@ impl Ledger {
     }
 }
 
+async fn cancelled_of(conn: &mut Transaction, requests: &[RequestId]) -> Result<Vec<RequestId>, LedgerError> {
+    let mut cancelled = Vec::new();
+    for batch in requests.chunks(BATCH_ROWS) {
+        let mut query =
+            QueryBuilder::new("SELECT id FROM merge_request WHERE state = 'cancelled' AND id IN (");
+        let mut list = query.separated(", ");
+        for request in batch {
+            list.push_bind(request.0);
+        }
+        query.push(") ORDER BY id");
+        for row in &query.build().fetch_all(&mut *conn).await? {
+            cancelled.push(RequestId(Fields::new("merge_request", "id", row).int("id")?));
+        }
+    }
+    Ok(cancelled)
+}
+
 pub(super) async fn train_row(conn: &mut Transaction, train: &TrainId) -> Result<TrainRow, LedgerError> {
     let sql = "SELECT * FROM train WHERE train = $1";
     match query(sql).bind(train.as_str()).fetch_optional(conn).await? {
@@ -211,8 +245,8 @@ mod tests {
         let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
         let one = train("t1", &[11, 12]);
         let two = TrainRow { planned_head: None, at_ms: one.at_ms + 1, ..train("t2", &[21]) };
-        ledger.record_train(epoch, &one).await.unwrap();
-        ledger.record_train(epoch, &two).await.unwrap();
+        ledger.record_train(epoch, &one, &[]).await.unwrap();
+        ledger.record_train(epoch, &two, &[]).await.unwrap();
         assert_eq!(ledger.unfinished_trains(&one.table_uuid).await.unwrap(), [one.clone(), two.clone()]);
 
         for status in [TrainStatus::Staged, TrainStatus::Staged, TrainStatus::Dropped] {
@@ -232,13 +266,13 @@ mod tests {
         let ledger = home.ledger().await;
         let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
         let one = train("t1", &[11]);
-        ledger.record_train(epoch, &one).await.unwrap();
+        ledger.record_train(epoch, &one, &[]).await.unwrap();
         let same_ref = TrainRow { train: TrainId::new("t2"), ..one.clone() };
         for again in [one, same_ref] {
-            let error = ledger.record_train(epoch, &again).await.unwrap_err();
+            let error = ledger.record_train(epoch, &again, &[]).await.unwrap_err();
             assert!(matches!(error, LedgerError::TrainExists(_)), "{error}");
         }
-        let deposed = ledger.record_train(Epoch(9), &train("t3", &[31])).await.unwrap_err();
+        let deposed = ledger.record_train(Epoch(9), &train("t3", &[31]), &[]).await.unwrap_err();
         assert!(matches!(deposed, LedgerError::Deposed { .. }));
     }
 }

@@ -4,6 +4,7 @@ use datafusion::error::DataFusionError;
 use mergeberg_kernel::reason::ReasonCode;
 
 use crate::table::catalog::CatalogError;
+use crate::table::course::Ending;
 use crate::table::error::TableError;
 use crate::validate::{CheckError, is_exhausted};
 
@@ -15,6 +16,9 @@ pub enum ReplayError {
     /// Rows that both sides changed: it is refused, and they are shown.
     #[error("{text}")]
     Conflicts { text: String, rows: Vec<serde_json::Value> },
+    /// It was told to end, or took too long.
+    #[error(transparent)]
+    Ended(#[from] Ending),
     /// Infrastructure: tried again.
     #[error(transparent)]
     Table(TableError),
@@ -45,7 +49,10 @@ impl From<TableError> for ReplayError {
                 Ok(own) => *own,
                 Err(other) => match other.downcast::<DataFusionError>() {
                     Ok(engine) => (*engine).into(),
-                    Err(other) => Self::failed(other.to_string()),
+                    Err(other) => match other.downcast::<Ending>() {
+                        Ok(ending) => Self::Ended(*ending),
+                        Err(other) => Self::failed(other.to_string()),
+                    },
                 },
             },
             error if error.is_own_fault() => Self::Request { code: error.reason(), text: error.to_string() },

@@ -19,7 +19,6 @@ mod session;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use mergeberg_kernel::change::DeleteKey;
 use mergeberg_kernel::ids::SchemaId;
@@ -29,6 +28,7 @@ use mergeberg_kernel::record::Record;
 pub use error::ReplayError;
 
 use crate::table::catalog::Catalog;
+use crate::table::course::Course;
 use crate::table::data_files::{NewDataFile, WriteResources};
 use crate::table::deletes::NewDeleteFile;
 use crate::table::loaded::LoadedTable;
@@ -36,10 +36,7 @@ use crate::table::manifests::{LiveFiles, ManifestStore};
 use crate::table::scan::{ScanFile, live_rows};
 use crate::validate::Engine;
 use changes::Changes;
-use session::{Session, Sources};
-
-/// One replay; a longer one fails.
-const REPLAY_TIME_BOUND: Duration = Duration::from_secs(60 * 60);
+use session::{Given, Session, Sources};
 
 /// What a replay runs on.
 pub struct ReplayInput<'a> {
@@ -74,22 +71,24 @@ pub async fn check(
         return Ok(());
     }
     let sources = Sources { engine, store, catalog };
-    let session = Session::open(&sources, table, table.facts.current_schema_id, record, &[], &[]).await?;
+    let schema = table.facts.current_schema_id;
+    let session = Session::open(&sources, table, schema, record, Given::default()).await?;
     plan::plan(&session, record).await.map(|_| ())
 }
 
 /// Runs the operation. Reads data, writes data and delete files, commits nothing. What runs out of memory is run once
-/// more by joins that can go to disk.
+/// more by joins that can go to disk. Whoever looks after the course deletes the files when it fails.
 pub async fn replay(
     engine: &Arc<Engine>,
     store: &ManifestStore,
     catalog: &dyn Catalog,
     input: &ReplayInput<'_>,
+    course: &Course,
 ) -> Result<Replayed, ReplayError> {
-    match replay_on(engine, store, catalog, input).await {
+    match replay_on(engine, store, catalog, input, course).await {
         Err(error) if error.is_too_large() => {
             tracing::info!("an operation is run again by joins that can go to disk: {error}");
-            replay_on(&engine.sparing(), store, catalog, input).await
+            replay_on(&engine.sparing(), store, catalog, input, course).await
         }
         outcome => outcome,
     }
@@ -100,6 +99,7 @@ async fn replay_on(
     store: &ManifestStore,
     catalog: &dyn Catalog,
     input: &ReplayInput<'_>,
+    course: &Course,
 ) -> Result<Replayed, ReplayError> {
     let ReplayInput { table, live, record, written_under } = input;
     let filter = scope::filter_of(record, table, Some(*written_under))
@@ -110,8 +110,13 @@ async fn replay_on(
         |file: &&ScanFile| filter.as_ref().is_none_or(|filter| filter.may_match(&file.file.fact.partition));
     let rows: Vec<ScanFile> = all.iter().filter(may_match).cloned().collect();
     let sources = Sources { engine, store, catalog };
-    let session = Session::open(&sources, table, *written_under, record, &rows, &all).await?;
-    let planned = plan::plan(&session, record).await?;
+    let given = Given { rows: &rows, all: &all, counts: Arc::clone(course.counts()) };
+    let planning = async {
+        let session = Session::open(&sources, table, *written_under, record, given).await?;
+        let planned = plan::plan(&session, record).await?;
+        Ok::<_, ReplayError>((session, planned))
+    };
+    let (session, planned) = course.unless_ended(planning).await??;
     let changes = Changes::new(rows);
     let job = rewrite::Job {
         table: Arc::clone(table),
@@ -121,8 +126,9 @@ async fn replay_on(
         expected_rows: record.expected_rows.filter(|_| !record.reads_target),
         live: (*live).clone(),
         resources: resources(engine, &session.context),
+        course: course.clone(),
     };
-    engine.run(REPLAY_TIME_BOUND, async move { Ok(job.run().await) }).await?
+    engine.run(course.hard_bound(), async move { Ok(job.run().await) }).await?
 }
 
 /// What a job of the engine may use to write files.

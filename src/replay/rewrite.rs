@@ -20,7 +20,8 @@ use super::Replayed;
 use super::changes::{Changes, Look};
 use super::error::ReplayError;
 use super::plan::{Frame, Mode, Planned};
-use crate::table::data_files::{DataFileWriter, NewDataFile, WriteResources};
+use crate::table::course::Course;
+use crate::table::data_files::{DataFileWriter, WriteResources};
 use crate::table::deletes::{DeleteStore, NewDeleteFile, PositionDeleteWriter, RowsToDelete, VectorWriter};
 use crate::table::error::TableError;
 use crate::table::loaded::LoadedTable;
@@ -42,35 +43,12 @@ pub(super) struct Job {
     pub expected_rows: Option<i64>,
     pub live: LiveFiles,
     pub resources: WriteResources,
-}
-
-/// Files written so far: they go when the replay fails.
-#[derive(Default)]
-struct Written {
-    data: Vec<NewDataFile>,
-    deletes: Vec<NewDeleteFile>,
+    pub course: Course,
 }
 
 impl Job {
     pub async fn run(self) -> Result<Replayed, ReplayError> {
-        let table = Arc::clone(&self.table);
-        let mut written = Written::default();
-        let outcome = self.write(&mut written).await;
-        if outcome.is_err() {
-            let data = written.data.iter().map(|file| &file.fact.path);
-            // Many vectors share one file.
-            let deletes: BTreeSet<_> = written.deletes.iter().map(|file| &file.fact.path).collect();
-            for path in data.chain(deletes) {
-                if let Err(left) = table.file_io.delete(path).await {
-                    tracing::warn!(%path, "a file of a failed replay is left: {left}");
-                }
-            }
-        }
-        outcome
-    }
-
-    async fn write(self, written: &mut Written) -> Result<Replayed, ReplayError> {
-        let Self { table, changes, planned, names, expected_rows, live, resources } = self;
+        let Self { table, changes, planned, names, expected_rows, live, resources, course } = self;
         let Planned { frames, mode_property, replaces_partitions } = planned;
         let mode = mode_of(&table, mode_property);
         let schema_id = table.facts.current_schema_id;
@@ -85,11 +63,13 @@ impl Job {
             // What stays is known when everything has been looked at.
             Mode::CopyOnWrite => {
                 let (shared, reader) = (Arc::clone(&shared), Arc::clone(&reader));
-                let rest = stream::once(async move { Ok::<_, ReplayError>(remaining(&reader, &shared)) });
+                let read = Arc::clone(&course.counts().read);
+                let rest =
+                    stream::once(async move { Ok::<_, ReplayError>(remaining(&reader, &shared, &read)) });
                 new.chain(rest.try_flatten()).boxed()
             }
         };
-        written.data = DataFileWriter::write_ordered(&table, schema_id, rows, &resources).await?;
+        let data = DataFileWriter::write_along(&table, schema_id, rows, &resources, &course).await?;
         let changes = std::mem::replace(&mut *lock(&shared), Changes::new(Vec::new()));
         if let Some(expected) = expected_rows
             && expected != changes.inserted
@@ -100,7 +80,7 @@ impl Job {
             ));
         }
         let mut replayed = Replayed::default();
-        replayed.touched.extend(written.data.iter().map(|file| Arc::clone(&file.fact.partition)));
+        replayed.touched.extend(data.iter().map(|file| Arc::clone(&file.fact.partition)));
         if replaces_partitions {
             replace(&live, &mut replayed)?;
         }
@@ -129,9 +109,8 @@ impl Job {
             };
             marked.push(RowsToDelete { data_file: file.file.clone(), positions });
         }
-        write_deletes(&table, &marked, written).await?;
-        replayed.added = std::mem::take(&mut written.data);
-        replayed.added_deletes = std::mem::take(&mut written.deletes);
+        replayed.added_deletes = course.unless_ended(write_deletes(&table, &marked, &course)).await??;
+        replayed.added = data;
         Ok(replayed)
     }
 }
@@ -194,7 +173,7 @@ fn given_rows(frames: Vec<Frame>, names: Names, shared: Arc<Mutex<Changes>>) -> 
 }
 
 /// The rows that stay of files from which rows go.
-fn remaining(reader: &Arc<RowReader>, shared: &Mutex<Changes>) -> Rows {
+fn remaining(reader: &Arc<RowReader>, shared: &Mutex<Changes>, read: &Arc<ScanCounters>) -> Rows {
     let changes = lock(shared);
     let files: Vec<(ScanFile, RoaringTreemap)> = changes
         .files
@@ -203,11 +182,11 @@ fn remaining(reader: &Arc<RowReader>, shared: &Mutex<Changes>) -> Rows {
         .filter(|(_, gone)| !gone.is_empty())
         .map(|(file, gone)| (file.clone(), gone.clone()))
         .collect();
-    let reader = Arc::clone(reader);
+    let (reader, read) = (Arc::clone(reader), Arc::clone(read));
     stream::iter(files)
         .map(move |(file, gone)| {
             let all: Vec<usize> = (0..reader.arrow_schema().fields().len()).collect();
-            let rows = reader.read_located(&file, &all, &Arc::new(ScanCounters::default()))?;
+            let rows = reader.read_located(&file, &all, &read)?;
             Ok::<_, ReplayError>(rows.map(move |batch| without(&batch?, &gone)).boxed())
         })
         .try_flatten_unordered(PARALLEL_FILES)
@@ -247,14 +226,14 @@ fn replace(live: &LiveFiles, replayed: &mut Replayed) -> Result<(), ReplayError>
 async fn write_deletes(
     table: &LoadedTable,
     marked: &[RowsToDelete],
-    written: &mut Written,
-) -> Result<(), ReplayError> {
+    course: &Course,
+) -> Result<Vec<NewDeleteFile>, ReplayError> {
     if table.facts.format_version >= VECTORS_SINCE {
-        written.deletes = VectorWriter::write(table, marked).await?;
-        return Ok(());
+        return Ok(VectorWriter::write_along(table, marked, course).await?);
     }
+    let mut written = Vec::with_capacity(marked.len());
     for rows in marked {
-        written.deletes.push(PositionDeleteWriter::write(table, rows).await?);
+        written.push(PositionDeleteWriter::write_along(table, rows, course).await?);
     }
-    Ok(())
+    Ok(written)
 }

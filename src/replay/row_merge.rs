@@ -9,6 +9,7 @@
 //! refused.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::catalog::TableProvider as _;
@@ -26,7 +27,8 @@ use super::error::ReplayError;
 use super::plan::{Action, CLAUSE, Frame, Planned};
 use super::rewrite::Job;
 use super::session::{ORIGIN, POSITION, ROW_ID};
-use super::{REPLAY_TIME_BOUND, Replayed, resources};
+use super::{Replayed, resources};
+use crate::table::course::{Counts, Course};
 use crate::table::loaded::LoadedTable;
 use crate::table::manifests::LiveFiles;
 use crate::table::scan::{RowDifference, RowReader, ScanCounters, ScanFile, live_rows, row_difference};
@@ -59,20 +61,29 @@ pub struct RowMergeInput {
 }
 
 /// Merges the source's rows into the target. Reads data, writes data and delete files, commits nothing. What runs out
-/// of memory is done once more by joins that can go to disk.
-pub async fn row_merge(engine: &Arc<Engine>, input: RowMergeInput) -> Result<Replayed, ReplayError> {
-    match merge_on(engine, input.clone()).await {
+/// of memory is done once more by joins that can go to disk. Whoever looks after the course deletes the files when it
+/// fails.
+pub async fn row_merge(
+    engine: &Arc<Engine>,
+    input: RowMergeInput,
+    course: &Course,
+) -> Result<Replayed, ReplayError> {
+    match merge_on(engine, input.clone(), course).await {
         Err(error) if error.is_too_large() => {
             tracing::info!("rows are merged again by joins that can go to disk: {error}");
-            merge_on(&engine.sparing(), input).await
+            merge_on(&engine.sparing(), input, course).await
         }
         outcome => outcome,
     }
 }
 
-async fn merge_on(engine: &Arc<Engine>, input: RowMergeInput) -> Result<Replayed, ReplayError> {
+async fn merge_on(
+    engine: &Arc<Engine>,
+    input: RowMergeInput,
+    course: &Course,
+) -> Result<Replayed, ReplayError> {
     let RowMergeInput { table, base, source, target, key, conflicts } = input;
-    let merge = Merge::new(engine, &table, &key)?;
+    let merge = Merge::new(engine, &table, &key, Arc::clone(course.counts()))?;
     let branch = row_difference(base.clone(), source)?;
     let since = row_difference(base, target.clone())?;
     // Where a row that the branch changed may be by now: in a file that had it, or in one that came since.
@@ -82,7 +93,8 @@ async fn merge_on(engine: &Arc<Engine>, input: RowMergeInput) -> Result<Replayed
         .into_iter()
         .filter(|file| touched.contains(&file.file.fact.path))
         .collect();
-    let frame = merge.plan(&branch, &since, &rows, conflicts).await?;
+    // Keys and conflicts are looked for in the rows: that takes long by itself.
+    let frame = course.unless_ended(merge.plan(&branch, &since, &rows, conflicts)).await??;
     let job = Job {
         table: Arc::clone(&table),
         changes: Changes::new(rows),
@@ -95,8 +107,9 @@ async fn merge_on(engine: &Arc<Engine>, input: RowMergeInput) -> Result<Replayed
         expected_rows: None,
         live: target,
         resources: resources(engine, &merge.context),
+        course: course.clone(),
     };
-    engine.run(REPLAY_TIME_BOUND, async move { Ok(job.run().await) }).await?
+    engine.run(course.hard_bound(), async move { Ok(job.run().await) }).await?
 }
 
 /// One merge: how its rows are read, and by which columns they are told apart.
@@ -109,10 +122,16 @@ struct Merge<'a> {
     names: Vec<String>,
     /// Places of the key's columns.
     key: Vec<usize>,
+    counts: Arc<Counts>,
 }
 
 impl<'a> Merge<'a> {
-    fn new(engine: &'a Arc<Engine>, table: &Arc<LoadedTable>, key: &[String]) -> Result<Self, ReplayError> {
+    fn new(
+        engine: &'a Arc<Engine>,
+        table: &Arc<LoadedTable>,
+        key: &[String],
+        counts: Arc<Counts>,
+    ) -> Result<Self, ReplayError> {
         let schema_id = table.facts.current_schema_id;
         let reader = Arc::new(RowReader::new(table, schema_id)?);
         let keeping = Arc::new(RowReader::new(table, schema_id)?.with_lineage()?);
@@ -134,7 +153,7 @@ impl<'a> Merge<'a> {
                 })
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { engine, context: engine.session(), reader, keeping, names, key })
+        Ok(Self { engine, context: engine.session(), reader, keeping, names, key, counts })
     }
 
     async fn plan(
@@ -226,11 +245,18 @@ impl<'a> Merge<'a> {
 
     /// Rows of these files, their columns under the names that `name` gives.
     fn rows(&self, files: &[ScanFile], name: fn(usize) -> String) -> Result<DataFrame, ReplayError> {
-        let counters = Arc::new(ScanCounters::default());
+        let counters = self.counting(files);
         let files =
             FilesTable::new(Arc::clone(&self.reader), files.to_vec(), self.engine.parallelism(), counters);
         let columns = self.names.iter().enumerate().map(|(at, own)| column(own).alias(name(at)));
         Ok(self.context.read_table(Arc::new(files))?.select(columns.collect::<Vec<Expr>>())?)
+    }
+
+    /// These will be read.
+    fn counting(&self, files: &[ScanFile]) -> Arc<ScanCounters> {
+        let rows: i64 = files.iter().map(|file| file.file.fact.records).sum();
+        self.counts.rows_to_read.fetch_add(rows.max(0).cast_unsigned(), Ordering::Relaxed);
+        Arc::clone(&self.counts.read)
     }
 
     /// Name of the row ids in the files.
@@ -241,7 +267,7 @@ impl<'a> Merge<'a> {
     /// What happens to which row of the target.
     fn located(&self, changes: DataFrame, rows: &[ScanFile]) -> Result<DataFrame, ReplayError> {
         let numbered = rows.iter().zip(0_i32..).map(|(file, at)| file.clone().with_origin(at)).collect();
-        let counters = Arc::new(ScanCounters::default());
+        let counters = self.counting(rows);
         let files = FilesTable::new(Arc::clone(&self.keeping), numbered, self.engine.parallelism(), counters)
             .with_origin_as(ORIGIN)
             .with_position_as(POSITION);

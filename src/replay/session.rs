@@ -2,6 +2,7 @@
 //! (rules S1, C3).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use datafusion::execution::FunctionRegistry;
 use datafusion::execution::context::SQLOptions;
@@ -19,9 +20,10 @@ use super::error::ReplayError;
 use super::membership::{self, Memberships};
 use super::semantics::SparkOperators;
 use crate::table::catalog::{Catalog, CatalogError};
+use crate::table::course::Counts;
 use crate::table::loaded::LoadedTable;
 use crate::table::manifests::{FileScope, ManifestStore};
-use crate::table::scan::{RowReader, ScanCounters, ScanFile, live_rows};
+use crate::table::scan::{RowReader, ScanFile, live_rows};
 use crate::validate::{Engine, FilesTable};
 
 /// The rows that an operation may change, with where they are.
@@ -52,16 +54,29 @@ pub(super) struct Sources<'a> {
     pub catalog: &'a dyn Catalog,
 }
 
+/// The target as an operation is given it.
+#[derive(Default)]
+pub(super) struct Given<'a> {
+    /// The files that it may change.
+    pub rows: &'a [ScanFile],
+    /// Every live file.
+    pub all: &'a [ScanFile],
+    pub counts: Arc<Counts>,
+}
+
 impl Session {
-    /// `rows` are the files that the operation may change, `all` every live file of the target.
     pub async fn open(
         sources: &Sources<'_>,
         table: &Arc<LoadedTable>,
         written_under: SchemaId,
         record: &Record,
-        rows: &[ScanFile],
-        all: &[ScanFile],
+        given: Given<'_>,
     ) -> Result<Self, ReplayError> {
+        let Given { rows, all, counts } = given;
+        let expect = |files: &[ScanFile]| {
+            let rows: i64 = files.iter().map(|file| file.file.fact.records).sum();
+            counts.rows_to_read.fetch_add(rows.max(0).cast_unsigned(), Ordering::Relaxed);
+        };
         let names = record.names;
         let context = sources.engine.session_with(|config| {
             let options = config.options_mut();
@@ -85,7 +100,8 @@ impl Session {
         let memberships =
             if sources.engine.is_sparing() { Memberships::WrittenOut } else { Memberships::LeftToTheEngine };
         let session = Self { context, row_ids, columns, names, memberships };
-        let counters = Arc::new(ScanCounters::default());
+        let counters = Arc::clone(&counts.read);
+        expect(rows);
         let parallel = sources.engine.parallelism();
         let files = rows.iter().zip(0_i32..).map(|(file, at)| file.clone().with_origin(at)).collect();
         let located = FilesTable::new(keeping, files, parallel, Arc::clone(&counters))
@@ -93,11 +109,13 @@ impl Session {
             .with_position_as(POSITION);
         session.register_target(ROWS, located, true)?;
         if record.reads_target {
+            expect(all);
             let files = FilesTable::new(reader, all.to_vec(), parallel, Arc::clone(&counters));
             session.register_target(TARGET_ALIAS, files, false)?;
         }
         for (alias, pin) in &record.inputs {
             let (pinned, files) = pinned_input(sources, alias, pin).await?;
+            expect(&files);
             let reader = Arc::new(RowReader::new(&pinned, schema_of(&pinned, pin))?);
             let files = FilesTable::new(reader, files, parallel, Arc::clone(&counters));
             session.register_input(alias, files)?;

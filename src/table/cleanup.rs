@@ -9,7 +9,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
-use mergeberg_kernel::ids::SnapshotId;
+use mergeberg_kernel::ids::{RefName, SnapshotId};
 use mergeberg_kernel::lineage::SnapshotFact;
 use serde::{Deserialize, Serialize};
 
@@ -31,8 +31,42 @@ pub struct WrittenFiles {
     pub snapshots: Vec<SnapshotId>,
     pub manifest_lists: Vec<String>,
     pub manifests: Vec<String>,
-    /// Data files that were written for these candidates alone.
+    /// Data and delete files that were written for these candidates alone.
     pub data_files: Vec<Arc<str>>,
+    /// What names them in the catalog until the candidates do (rule R10).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Checkpoint>,
+}
+
+/// Snapshots of nothing but files of a train that is not staged yet, under a branch of their own, so that no removal
+/// of orphan files takes them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    pub branch: RefName,
+    pub first_sequence_number: i64,
+    /// Oldest first; the branch is at the last one.
+    pub snapshots: Vec<SnapshotId>,
+    pub manifest_lists: Vec<String>,
+    pub manifests: Vec<String>,
+    /// Files that it may name and that no candidate has: a try that ran out of memory wrote them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_over: Vec<Arc<str>>,
+}
+
+impl Checkpoint {
+    /// Its own files, without those that the candidates name.
+    pub fn own_files(&self) -> WrittenFiles {
+        let Self { branch: _, first_sequence_number, snapshots, manifest_lists, manifests, left_over } =
+            self.clone();
+        WrittenFiles {
+            first_sequence_number,
+            snapshots,
+            manifest_lists,
+            manifests,
+            data_files: left_over,
+            checkpoint: None,
+        }
+    }
 }
 
 /// What `snapshots` of the table brought, for [`delete_files`] once they are removed: files that somebody else wrote,

@@ -21,7 +21,9 @@ use mergeberg_kernel::ids::{SchemaId, SpecId};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
 
+use super::course::{self, Course, Ending};
 use super::data_sink::{Opening, Sink, WritePlan};
 use super::error::TableError;
 use super::loaded::LoadedTable;
@@ -93,6 +95,26 @@ impl DataFileWriter {
         let plan = Arc::new(WritePlan::of(table, schema_id, true)?);
         let result = ordered(&plan, batches, resources).await;
         Self::without_leftovers(table, &plan, result).await
+    }
+
+    /// As [`Self::write_ordered`], looked after: every file is told of before it is begun, those that are whole are
+    /// handed over, and the write ends when it is told to. Whoever looks after it deletes the files of a write that
+    /// failed: some of them may be in the catalog.
+    pub async fn write_along<S, E>(
+        table: &LoadedTable,
+        schema_id: SchemaId,
+        batches: S,
+        resources: &WriteResources,
+        course: &Course,
+    ) -> Result<Vec<NewDataFile>, TableError>
+    where
+        S: Stream<Item = Result<RecordBatch, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let plan = Arc::new(WritePlan::along(table, schema_id, course)?);
+        let mut files = ordered(&plan, batches, resources).await?;
+        files.sort_by(|one, other| one.fact.path.cmp(&other.fact.path));
+        Ok(files)
     }
 
     async fn as_they_come<S, E>(
@@ -226,27 +248,28 @@ impl Lane {
     }
 
     /// Writes the rows, and gives those that have to wait until the open files are closed.
-    async fn drain<S>(&self, mut sink: Sink, rows: S) -> Result<(Sink, Option<Late>), TableError>
+    async fn drain<S>(&self, sink: Sink, rows: S) -> Result<(Sink, Option<Late>), TableError>
     where
         S: Stream<Item = Result<RecordBatch, TableError>>,
     {
+        let course = self.plan.locations.course.as_ref();
         let mut late: Option<Late> = None;
         let mut rows = pin!(rows);
-        let mut next = rows.next().await;
-        while let Some(batch) = next {
-            let batch = batch?;
-            if self.stop.load(Ordering::Relaxed) {
-                return Err(TableError::Internal("another lane of the write has failed".to_owned()));
-            }
-            let prepared = self.resources.is_some();
-            let encode = self.on_blocking(sink, move |sink, handle| {
-                let batch = if prepared { batch } else { sink.plan().prepared(&batch)? };
-                handle.block_on(sink.write(&batch))
-            });
-            let (encoded, following) = futures::join!(encode, rows.next());
-            let (returned, waiting) = encoded?;
-            sink = returned;
-            next = following;
+        let mut handed_over_at = Instant::now();
+        let mut encoder = Encoder::Free(Box::new(sink));
+        loop {
+            // Encoding goes on meanwhile.
+            let next = tokio::select! {
+                biased;
+                ending = ended(course) => {
+                    // Nothing is written any more when it is told that the write has ended.
+                    encoder.free(&self.plan).await?;
+                    return Err(ending.of_write());
+                }
+                () = due(course, handed_over_at), if encoder.holds_files() => Next::HandOver,
+                batch = rows.next() => Next::Rows(batch),
+            };
+            let (sink, waiting) = encoder.free(&self.plan).await?;
             if let Some(batch) = waiting {
                 let late = match (&mut late, &self.resources) {
                     (Some(late), _) => late,
@@ -255,8 +278,28 @@ impl Lane {
                 };
                 late.add(batch).await?;
             }
+            let batch = match next {
+                Next::Rows(Some(batch)) => batch?,
+                Next::Rows(None) => return Ok((*sink, late)),
+                Next::HandOver => {
+                    let closed = self.on_blocking(*sink, |sink, handle| handle.block_on(sink.hand_over()));
+                    let (sink, files) = closed.await?;
+                    if let (Some(course), false) = (course, files.is_empty()) {
+                        course.hands_over(files).await.map_err(Ending::of_write)?;
+                    }
+                    handed_over_at = Instant::now();
+                    encoder = Encoder::Free(Box::new(sink));
+                    continue;
+                }
+            };
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(TableError::Internal("another lane of the write has failed".to_owned()));
+            }
+            if let Some(course) = course {
+                course.counts().rows_written.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);
+            }
+            encoder = Encoder::begin(sink, batch, self.resources.is_some());
         }
-        Ok((sink, late))
     }
 
     async fn on_blocking<T: Send + 'static>(
@@ -270,6 +313,66 @@ impl Lane {
             Ok((sink, result))
         })
         .await?
+    }
+}
+
+/// What a lane does next.
+enum Next {
+    Rows(Option<Result<RecordBatch, TableError>>),
+    HandOver,
+}
+
+/// A sink, or the thread that has it.
+enum Encoder {
+    Free(Box<Sink>),
+    Busy(JoinHandle<Encoded>),
+}
+
+/// The sink, and rows that have to wait.
+type Encoded = Result<(Box<Sink>, Option<RecordBatch>), TableError>;
+
+impl Encoder {
+    fn begin(mut sink: Box<Sink>, batch: RecordBatch, prepared: bool) -> Self {
+        let handle = Handle::current();
+        Self::Busy(tokio::task::spawn_blocking(move || {
+            let batch = if prepared { batch } else { sink.plan().prepared(&batch)? };
+            let waiting = handle.block_on(sink.write(&batch))?;
+            Ok((sink, waiting))
+        }))
+    }
+
+    /// When what the sink was given is encoded.
+    async fn free(self, plan: &WritePlan) -> Encoded {
+        match self {
+            Self::Free(sink) => Ok((sink, None)),
+            Self::Busy(encoding) => {
+                encoding.await.map_err(|e| TableError::of_join(&plan.locations.folder, e))?
+            }
+        }
+    }
+
+    /// Is there anything to be handed over?
+    fn holds_files(&self) -> bool {
+        match self {
+            Self::Free(sink) => sink.holds_files(),
+            Self::Busy(_) => true,
+        }
+    }
+}
+
+/// Never, when nobody looks after the write.
+async fn ended(course: Option<&Course>) -> Ending {
+    match course {
+        Some(course) => course.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// When files are to be handed over.
+async fn due(course: Option<&Course>, last: Instant) {
+    match course {
+        Some(course) => course::at(last + course.hand_over_every()).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -6,6 +6,8 @@ use iceberg::spec::{PartitionKey, StructType};
 use iceberg::writer::file_writer::location_generator::LocationGenerator;
 use mergeberg_kernel::facts::TableFacts;
 
+use super::course::{Course, Ending};
+use super::error::TableError;
 use super::folders::data_folder;
 use super::partition_values::partition_of;
 
@@ -20,12 +22,22 @@ pub(super) struct Locations {
     types: Arc<StructType>,
     /// Every path given out.
     pub written: Arc<Mutex<Vec<String>>>,
+    /// Who is told of a path before it is written.
+    pub course: Option<Course>,
+    /// Why a path was not to be written: the crate's generators cannot fail.
+    refused: Arc<Mutex<Option<Ending>>>,
 }
 
 impl Locations {
-    pub fn new(facts: &TableFacts, types: StructType) -> Self {
-        let folder = data_folder(facts);
-        Self { folder, types: Arc::new(types), written: Arc::default() }
+    pub fn new(facts: &TableFacts, types: StructType, course: Option<Course>) -> Self {
+        let (folder, types) = (data_folder(facts), Arc::new(types));
+        Self { folder, types, written: Arc::default(), course, refused: Arc::default() }
+    }
+
+    /// The error, when one of the paths was not to be written.
+    pub fn refusal(&self) -> Result<(), TableError> {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        refused.map_or(Ok(()), |ending| Err(ending.of_write()))
     }
 
     fn path(&self, key: Option<&PartitionKey>, file_name: &str) -> String {
@@ -47,6 +59,10 @@ impl LocationGenerator for Locations {
     fn generate_location(&self, partition_key: Option<&PartitionKey>, file_name: &str) -> String {
         let path = self.path(partition_key, file_name);
         self.written.lock().unwrap_or_else(PoisonError::into_inner).push(path.clone());
+        // Files are only opened on threads that may block.
+        if let Some(Err(ending)) = self.course.as_ref().map(|course| course.begins_blocking(&path)) {
+            self.refused.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(ending);
+        }
         path
     }
 }

@@ -23,6 +23,7 @@ use iceberg::writer::{IcebergWriter, IcebergWriterBuilder};
 use mergeberg_kernel::ids::{SchemaId, SpecId};
 use uuid::Uuid;
 
+use super::course::Course;
 use super::data_files::{MAX_BUFFERED_BYTES, MAX_OPEN_FILES, NewDataFile};
 use super::data_locations::Locations;
 use super::error::{TableError, plain};
@@ -51,6 +52,20 @@ pub(super) struct WritePlan {
 impl WritePlan {
     /// `lineage`: rows of a table of format v3 may bring their ids.
     pub fn of(table: &LoadedTable, schema_id: SchemaId, lineage: bool) -> Result<Self, TableError> {
+        Self::with(table, schema_id, lineage, None)
+    }
+
+    /// Of a write that is looked after, with row ids.
+    pub fn along(table: &LoadedTable, schema_id: SchemaId, course: &Course) -> Result<Self, TableError> {
+        Self::with(table, schema_id, true, Some(course.clone()))
+    }
+
+    fn with(
+        table: &LoadedTable,
+        schema_id: SchemaId,
+        lineage: bool,
+        course: Option<Course>,
+    ) -> Result<Self, TableError> {
         let (metadata, facts) = (&table.metadata, &table.facts);
         let declared = metadata
             .schema_by_id(schema_id.0)
@@ -72,7 +87,7 @@ impl WritePlan {
         let unsorted = Arc::new(SortOrder::unsorted_order());
         let order = metadata.sort_order_by_id(metadata.default_sort_order_id()).unwrap_or(&unsorted);
         let properties = parquet_properties(facts, &schema, &arrow)?;
-        let locations = Locations::new(facts, types.clone());
+        let locations = Locations::new(facts, types.clone(), course);
         let rolling = RollingFileWriterBuilder::new(
             ParquetWriterBuilder::new(properties, schema.clone()),
             target_file_bytes(facts),
@@ -155,6 +170,8 @@ pub(super) struct Sink {
     builder: DataFileWriterBuilder<ParquetWriterBuilder, Locations, DefaultFileNameGenerator>,
     open: HashMap<Struct, OpenFile>,
     closed: Vec<DataFile>,
+    /// How many of the closed ones were handed over.
+    handed_over: usize,
 }
 
 impl Sink {
@@ -170,6 +187,7 @@ impl Sink {
             builder: DataFileWriterBuilder::new(plan.rolling.clone()),
             open: HashMap::new(),
             closed: Vec::new(),
+            handed_over: 0,
             plan: Arc::clone(plan),
         })
     }
@@ -204,6 +222,7 @@ impl Sink {
             }
             let part = self.plan.order.without_keys(&part)?;
             self.write_part(key, part).await?;
+            self.plan.locations.refusal()?;
         }
         while self.buffered_bytes() > self.max_bytes {
             self.close_fullest().await?;
@@ -285,6 +304,21 @@ impl Sink {
         self.close_all().await?;
         self.opening = Opening::InTurn;
         Ok(())
+    }
+
+    /// Is there anything to be handed over?
+    pub fn holds_files(&self) -> bool {
+        !self.open.is_empty() || self.closed.len() > self.handed_over
+    }
+
+    /// Closes what is open, and gives the files that were not handed over before. Rows of their partitions go on in
+    /// other files.
+    pub async fn hand_over(&mut self) -> Result<Vec<NewDataFile>, TableError> {
+        self.close_all().await?;
+        let new = self.closed.iter().skip(self.handed_over);
+        let files = new.map(|file| self.plan.described(file, self.sorted)).collect::<Result<_, _>>()?;
+        self.handed_over = self.closed.len();
+        Ok(files)
     }
 
     /// Closes what is open and gives all files.

@@ -16,6 +16,7 @@ use mergeberg_kernel::ids::{SnapshotId, SpecId};
 use mergeberg_kernel::partition::Partition;
 use uuid::Uuid;
 
+use super::course::{FileKind, FileNotes};
 use super::error::TableError;
 use super::manifest_codec::{self, DecodedManifest, Entry, ManifestPlan};
 use super::manifest_merge::{self, MergeSettings, MergeStep, carried_over, file_count};
@@ -48,13 +49,15 @@ pub(super) struct ManifestMaker {
     pub run: Uuid,
     /// Manifests written and not deleted again.
     pub written: Vec<String>,
+    /// Who is told of files before they are written.
+    pub notes: Option<FileNotes>,
     named: usize,
 }
 
 impl ManifestMaker {
     pub fn new(store: ManifestStore, access: TableAccess, folder: String, merging: MergeSettings) -> Self {
         let run = Uuid::new_v4();
-        Self { store, access, folder, merging, run, written: Vec::new(), named: 0 }
+        Self { store, access, folder, merging, run, written: Vec::new(), notes: None, named: 0 }
     }
 
     /// `manifests` without the files of `remove`, and those files. Each must be live.
@@ -296,6 +299,10 @@ impl ManifestMaker {
     pub async fn write(&mut self, plans: Vec<ManifestPlan>) -> Result<ManifestFiles, TableError> {
         // Noted before the write: a write that fails may have left something behind.
         self.written.extend(plans.iter().map(|plan| plan.path.clone()));
+        if let Some(notes) = self.notes.as_ref().filter(|_| !plans.is_empty()) {
+            let paths = plans.iter().map(|plan| Arc::from(plan.path.as_str())).collect();
+            notes(FileKind::Manifest, paths).await?;
+        }
         let file_io = &self.access.file_io;
         let writes = plans.into_iter().map(|plan| manifest_codec::write(file_io.clone(), plan));
         let results: Vec<(ManifestFile, DecodedManifest)> =

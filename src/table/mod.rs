@@ -6,6 +6,7 @@ pub mod branch_writer;
 pub mod catalog;
 pub mod cleanup;
 mod column_adapter;
+pub mod course;
 pub mod create;
 pub mod data_file_copy;
 pub mod data_files;

@@ -26,6 +26,7 @@ use mergeberg_kernel::ids::{SnapshotId, SpecId};
 use mergeberg_kernel::lineage::{SnapshotFact, SnapshotGraph};
 
 use super::cleanup::WrittenFiles;
+use super::course::{FileKind, FileNotes};
 use super::error::TableError;
 use super::folders::metadata_folder;
 use super::list_writer::{self, ListPlan};
@@ -149,6 +150,12 @@ impl SnapshotWriter {
         })
     }
 
+    /// Tells of every manifest and list before it is written.
+    pub fn noting(mut self, notes: FileNotes) -> Self {
+        self.maker.notes = Some(notes);
+        self
+    }
+
     /// Names data files that must not be added: the caller knows them to be live on the target, or to have
     /// been removed from it (rule D6).
     pub fn take_paths(&mut self, paths: impl IntoIterator<Item = Arc<str>>) {
@@ -173,6 +180,7 @@ impl SnapshotWriter {
             manifest_lists: self.lists.clone(),
             manifests: self.maker.written.clone(),
             data_files: Vec::new(),
+            checkpoint: None,
         }
     }
 
@@ -215,6 +223,10 @@ impl SnapshotWriter {
             lists.push(list);
         }
         self.lists.extend(lists.iter().map(|list| list.path.clone()));
+        if let Some(notes) = &self.maker.notes {
+            let paths = lists.iter().map(|list| Arc::from(list.path.as_str())).collect();
+            notes(FileKind::ManifestList, paths).await?;
+        }
         self.snapshots.extend(lists.iter().map(|list| list.snapshot));
         let (store, access) = (&self.maker.store, &self.maker.access);
         let writes = lists.into_iter().map(|list| list_writer::write(store, access, list));

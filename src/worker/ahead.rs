@@ -110,7 +110,7 @@ impl Worker {
         if plan.cars.is_empty() || plan.cars.iter().any(|car| car.action != CarAction::Pick) {
             return Ok(None);
         }
-        match self.write_candidates(&gathered, plan.cars.clone()).await? {
+        match self.write_candidates(&gathered, plan.cars.clone(), None).await? {
             Staging::Ready(candidates) => Ok(Some(WrittenAhead { gathered, cars: plan.cars, candidates })),
             Staging::Failed(_) => Ok(None),
         }

@@ -2,8 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use mergeberg_kernel::ids::{QueueId, RefName, RequestId, TableName, TableUuid, TrainId};
+use tokio::sync::watch;
 
 use super::ahead::Ahead;
 use super::external::Externals;
@@ -46,7 +48,15 @@ pub struct Worker {
     /// Where pipelines' own commands run.
     pub surroundings: Surroundings,
     pub(super) externals: Externals,
+    /// Longest time that a file of a replay is named by nothing in the catalog (rule R10).
+    pub checkpoint_every: Duration,
+    /// Says that the worker is to stop: replays end, landings do not.
+    pub(super) stop: Mutex<watch::Receiver<bool>>,
 }
+
+/// Unless the configuration says otherwise. Removals of orphan files leave three days by default, and Spark's refuses
+/// less than one.
+pub const CHECKPOINT_EVERY: Duration = Duration::from_secs(60 * 60);
 
 /// The requests of one target of one table, in one lane.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,6 +95,8 @@ impl Worker {
             from_ahead: AtomicU64::new(0),
             surroundings,
             externals: Externals::default(),
+            checkpoint_every: CHECKPOINT_EVERY,
+            stop: Mutex::new(watch::channel(false).1),
         }
     }
 
@@ -127,6 +139,14 @@ pub fn external_prefix(queue: &QueueId) -> String {
 /// The temporary branch of one run of a request's command. It is never used twice.
 pub fn external_ref(queue: &QueueId, request: RequestId, run: u32) -> RefName {
     RefName(format!("{}{request}-{run}", external_prefix(queue)))
+}
+
+/// What the branch of a train's checkpoints has behind the name of its fence.
+pub(super) const CHECKPOINT_SUFFIX: &str = "-files";
+
+/// The branch that names the files of a train before it is staged.
+pub(super) fn checkpoint_ref(queue: &QueueId, train: &TrainId) -> RefName {
+    RefName(format!("{}{train}{CHECKPOINT_SUFFIX}", temporary_prefix(queue)))
 }
 
 /// The temporary branch of a train: its fence. It is never used twice.

@@ -26,6 +26,9 @@ pub enum WorkerError {
     Table(#[from] TableError),
     #[error(transparent)]
     Config(#[from] crate::config::ConfigError),
+    /// Its requests are planned again by the next worker.
+    #[error("the worker was told to stop while operations were run again")]
+    Stopping,
     /// The queue's own fault; nothing was published.
     #[error("{0}; this is a fault of the queue, and nothing was published")]
     Bug(String),
@@ -39,7 +42,7 @@ impl WorkerError {
                 LedgerFault::Retry | LedgerFault::Refused => Disposition::RetryNextTick,
                 LedgerFault::Unusable => Disposition::Stop,
             },
-            Self::Catalog(_) | Self::Table(_) | Self::Bug(_) => Disposition::RetryNextTick,
+            Self::Catalog(_) | Self::Table(_) | Self::Stopping | Self::Bug(_) => Disposition::RetryNextTick,
             Self::Config(_) => Disposition::RetryNextTick,
         }
     }
@@ -54,7 +57,7 @@ impl WorkerError {
                 ReasonCode::DataFileMissing => Some(ReasonCode::TableUnreadable),
                 code => Some(code),
             },
-            Self::Ledger(_) | Self::Config(_) | Self::Bug(_) => None,
+            Self::Ledger(_) | Self::Config(_) | Self::Stopping | Self::Bug(_) => None,
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The order of writes of one train, and why it is this order.
 //!
 //! 1. `Admit` in the ledger, so that everyone sees who is being worked on.
-//! 2. Candidate files. Nobody can reach them; a crash leaves files only.
+//! 2. Candidate files. Nobody can reach them; a crash leaves files only. Where operations are run again, every file is
+//!    noted in the ledger before it is written, and long ones are named in the catalog meanwhile (`replays`).
 //! 3. The train's row in the ledger, before the catalog hears of it: a successor finds the temporary branch
 //!    by that row and removes it.
 //! 4. The staging commit: all candidates under one temporary branch, on conditions (rule L1). The checks read
@@ -31,6 +32,7 @@ use super::stage::{Candidates, Staging};
 use super::staging::Staged;
 use super::step::{Step, reached};
 use super::structure::Structures;
+use crate::ledger::LedgerError;
 
 /// First pause before something is tried again, in milliseconds; doubled each time up to the bound, with jitter.
 const RETRY_FIRST_MS: u64 = 2;
@@ -117,7 +119,7 @@ impl Worker {
 
         let written = match self.taken_over(&gathered, &plan.cars).await {
             Ok(Some(candidates)) => Ok(Staging::Ready(candidates)),
-            Ok(None) => self.write_candidates(&gathered, plan.cars.clone()).await,
+            Ok(None) => self.write_train(epoch, &id, &gathered, plan.cars.clone()).await,
             Err(error) => Err(error),
         };
         let candidates = match written {
@@ -137,7 +139,10 @@ impl Worker {
 
         let fence = temporary_ref(self.ledger.queue_id(), &id);
         let train = Train { epoch, id, fence, gathered };
-        self.record_train(&train, &candidates).await?;
+        if !self.record_or_give_back(&train, &candidates).await? {
+            progress.changed = true;
+            return Ok(progress);
+        }
         reached(Step::TrainRecorded);
         // What follows waits for storage and catalog; meanwhile the files of the next train are written.
         let prospect = Prospect::behind(&train, &candidates);
@@ -145,6 +150,30 @@ impl Worker {
             tokio::join!(self.carry(&train, candidates, laps), self.write_ahead(prospect, structures));
         progress.add(carried?);
         Ok(progress)
+    }
+
+    /// `false`: a request was cancelled before it came to that, so the others are planned again.
+    async fn record_or_give_back(&self, train: &Train, candidates: &Candidates) -> Result<bool, WorkerError> {
+        match self.record_train(train, candidates).await {
+            Ok(()) => Ok(true),
+            Err(WorkerError::Ledger(error @ LedgerError::CarsCancelled { .. })) => {
+                self.requeue(train.epoch, candidates.requests(), &error.to_string()).await?;
+                self.forget_train(train, candidates).await?;
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Deletes the files of a train that the ledger has no row of.
+    pub(super) async fn forget_train(
+        &self,
+        train: &Train,
+        candidates: &Candidates,
+    ) -> Result<(), WorkerError> {
+        self.delete_written(train.lane(), candidates).await;
+        self.ledger.end_files(train.epoch, &train.id).await?;
+        Ok(())
     }
 
     /// From a written train to its receipt.

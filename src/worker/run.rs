@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::board::{Board, Rest};
-use super::context::Worker;
+use super::context::{Worker, lock};
 use super::error::{Disposition, WorkerError};
 use super::external::EXTERNAL_RUNS_AT_ONCE;
 use super::protocol::Progress;
@@ -47,12 +47,13 @@ pub enum Ended {
 }
 
 impl Worker {
-    /// Runs until told to stop; the landing under way is finished first.
+    /// Runs until told to stop; a landing under way is finished first, an operation that is run again is not.
     pub async fn run(
         &self,
         options: RunOptions,
         mut stop: watch::Receiver<bool>,
     ) -> Result<Ended, WorkerError> {
+        *lock(&self.stop) = stop.clone();
         let mut watcher = self.ledger.watcher().await?;
         let Some(epoch) = self.wait_for_lead(options, &mut stop).await? else { return Ok(Ended::Stopped) };
         tracing::info!(epoch = %epoch, holder = %self.holder, "leading");

@@ -23,7 +23,7 @@ use super::protocol::{Progress, Train};
 use super::stage::{Candidates, Staging};
 use super::staging::Staged;
 use super::step::{Step, reached};
-use crate::ledger::Change;
+use crate::ledger::{Change, LedgerError};
 use crate::table::loaded::LoadedTable;
 
 /// One table's part of a set on its way.
@@ -54,26 +54,33 @@ impl Worker {
         let requests: Vec<RequestId> = parts.iter().map(|(_, car)| car.request).collect();
         let mut written: Vec<Part> = Vec::with_capacity(parts.len());
         for (id, (gathered, car)) in ids.into_iter().zip(parts) {
-            match self.write_candidates(&gathered, vec![car.clone()]).await {
+            match self.write_train(epoch, &id, &gathered, vec![car.clone()]).await {
                 Ok(Staging::Ready(candidates)) => {
                     let fence = temporary_ref(self.ledger.queue_id(), &id);
                     written.push(Part { train: Train { epoch, id, fence, gathered }, candidates });
                 }
                 Ok(Staging::Failed(failures)) => {
                     self.refuse_failed(epoch, &[car], &failures).await?;
-                    self.forget_files(&written).await;
+                    self.forget_files(&written).await?;
                     return Ok(changed);
                 }
                 Err(error) => {
                     self.wait_out_set(epoch, &requests, car.request, &error).await?;
-                    self.forget_files(&written).await;
+                    self.forget_files(&written).await?;
                     return Err(error);
                 }
             }
         }
         reached(Step::CandidatesWritten);
         for part in &written {
-            self.record_train(&part.train, &part.candidates).await?;
+            match self.record_train(&part.train, &part.candidates).await {
+                // All parts are, and none is recorded: from the first one on it is refused.
+                Err(WorkerError::Ledger(LedgerError::CarsCancelled { .. })) => {
+                    self.forget_files(&written).await?;
+                    return Ok(changed);
+                }
+                outcome => outcome?,
+            }
         }
         reached(Step::TrainRecorded);
 
@@ -205,10 +212,11 @@ impl Worker {
     }
 
     /// Files of candidates that no ledger and no catalog has heard of.
-    async fn forget_files(&self, parts: &[Part]) {
+    async fn forget_files(&self, parts: &[Part]) -> Result<(), WorkerError> {
         for part in parts {
-            self.delete_written(part.train.lane(), &part.candidates).await;
+            self.forget_train(&part.train, &part.candidates).await?;
         }
+        Ok(())
     }
 
     /// Nobody's fault: the part that met it waits under its name, the others for it.

@@ -4,11 +4,14 @@
 //! that the landing has not happened and never will, for the landing requires that branch. When it is gone
 //! already, the target's ancestry and log tell (rule L4). Everything else is unknown and holds the lane.
 
+use std::collections::BTreeMap;
+
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::ids::{Epoch, QueueId, RefName, SnapshotId};
 use mergeberg_kernel::lineage::ChainEnd;
 use serde::Deserialize;
 
+use super::checkpoints::{CHECKPOINT_KEY, add_noted};
 use super::context::{Lane, Worker, temporary_prefix};
 use super::error::WorkerError;
 use super::landing::landed_of;
@@ -181,7 +184,7 @@ impl Worker {
     }
 
     /// Removes a temporary branch and the snapshots under it. `true`: they are gone.
-    async fn remove_staged(
+    pub(super) async fn remove_staged(
         &self,
         lane: &Lane,
         fence: &RefName,
@@ -201,7 +204,7 @@ impl Worker {
                 .copied()
                 .filter(|id| !reachable.contains(id))
                 // Only what we made: a fast-forwarded snapshot is the branch's own.
-                .filter(|id| facts.snapshots.get(*id).is_some_and(|s| s.summary.contains_key(REQUEST_KEY)))
+                .filter(|id| facts.snapshots.get(*id).is_some_and(|s| is_own(&s.summary)))
                 .collect();
             if at.is_none() && removable.is_empty() {
                 return Ok(true);
@@ -238,6 +241,9 @@ impl Worker {
 
     /// Rule R8. Files that cannot be deleted now are no reason to stop; they are in nobody's way.
     pub(super) async fn delete_written(&self, lane: &Lane, candidates: &Candidates) {
+        if !self.drop_checkpoint_of(lane, &candidates.written).await {
+            return;
+        }
         let table = match self.catalog.load(&lane.table).await {
             Ok(table) => table,
             Err(error) => {
@@ -249,17 +255,49 @@ impl Worker {
     }
 
     /// The files of a train whose worker died: named in its row, so that they need not be searched for.
-    async fn delete_left(&self, lane: &Lane, train: &TrainRow) {
-        let Some(written) = &train.written else { return };
-        match (WrittenFiles::deserialize(written), self.catalog.load(&lane.table).await) {
-            (Ok(written), Ok(table)) => self.delete_superseded(&table, &written).await,
-            (Err(error), _) => tracing::warn!(train = %train.train, "its files are left: {error}"),
-            (_, Err(error)) => tracing::warn!(train = %train.train, "its files are left: {error}"),
+    async fn delete_left(&self, epoch: Epoch, lane: &Lane, train: &TrainRow) -> Result<(), WorkerError> {
+        let Some(written) = &train.written else { return Ok(()) };
+        let mut written = match WrittenFiles::deserialize(written) {
+            Ok(written) => written,
+            Err(error) => {
+                tracing::warn!(train = %train.train, "its files are left: {error}");
+                return Ok(());
+            }
+        };
+        if !self.drop_checkpoint_of(lane, &written).await {
+            return Ok(());
         }
+        // It died while its manifests were written again.
+        add_noted(&mut written, self.ledger.noted_files(&train.train).await?);
+        match self.catalog.load(&lane.table).await {
+            Ok(table) => self.delete_superseded(&table, &written).await,
+            Err(error) => tracing::warn!(train = %train.train, "its files are left: {error}"),
+        }
+        self.ledger.end_files(epoch, &train.train).await?;
+        Ok(())
+    }
+
+    /// What names the files of a train until it is staged. `false`: it may still do so.
+    async fn drop_checkpoint_of(&self, lane: &Lane, written: &WrittenFiles) -> bool {
+        let Some(checkpoint) = &written.checkpoint else { return true };
+        let dropped = match self.drop_checkpoint(lane, &checkpoint.branch).await {
+            Ok(dropped) => dropped,
+            Err(error) => {
+                tracing::warn!("'{}' is left: {error}", checkpoint.branch);
+                false
+            }
+        };
+        if !dropped {
+            tracing::warn!("'{}' still names files of a dropped train, so they stay", checkpoint.branch);
+        }
+        dropped
     }
 
     /// Deletes what was written for candidates that are no more, once the catalog is sure not to name it.
     pub(super) async fn delete_superseded(&self, table: &LoadedTable, written: &WrittenFiles) {
+        if let Some(checkpoint) = &written.checkpoint {
+            Box::pin(self.delete_superseded(table, &checkpoint.own_files())).await;
+        }
         match delete_files(&self.store, table, written).await {
             Ok(deleted) if deleted.failed.is_empty() => {}
             Ok(deleted) => {
@@ -288,16 +326,22 @@ impl Worker {
             let gone = self.remove_staged(lane, &train.temp_ref, Some(train.tail), &train.candidates).await?;
             if gone && train.status != TrainStatus::Landed {
                 self.ledger.set_train_status(epoch, &train.train, TrainStatus::Dropped).await?;
-                self.delete_left(lane, &train).await;
+                self.delete_left(epoch, lane, &train).await?;
             }
         }
         self.sweep_externals(lane, table).await?;
+        self.sweep_replays(epoch, lane, table).await?;
         let stuck = self.ledger.riding(&lane.uuid, &lane.target).await?;
         if !stuck.is_empty() {
             self.requeue(epoch, stuck.into_iter(), "its worker ended; planned again").await?;
         }
         Ok(())
     }
+}
+
+/// Is it a candidate of the queue, or a checkpoint?
+fn is_own(summary: &BTreeMap<String, String>) -> bool {
+    [REQUEST_KEY, CHECKPOINT_KEY].iter().any(|key| summary.contains_key(*key))
 }
 
 /// Rule L4, by c_n alone.

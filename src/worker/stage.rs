@@ -1,7 +1,9 @@
 //! Turns a planned train into candidates: files written, nothing committed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+
+use futures::stream::{self, StreamExt};
 
 use mergeberg_kernel::admission::{Car, CarAction};
 use mergeberg_kernel::change::{ChangeSet, DeleteKey, FileFact};
@@ -15,13 +17,16 @@ use mergeberg_kernel::unit::{NetFiles, Unit, UnitKind};
 use serde_json::Value;
 
 use super::ages::Ages;
-use super::context::Worker;
+use super::context::{Worker, lock};
 use super::error::WorkerError;
 use super::gather::Gathered;
 use super::prepared::PreparedCar;
+use super::protocol::Train;
+use super::replays::{REPLAYS_AT_ONCE, Writing};
 use crate::replay::row_merge::{RowMergeInput, row_merge};
 use crate::replay::{ReplayError, ReplayInput, Replayed};
 use crate::table::cleanup::{WrittenFiles, missing_files};
+use crate::table::course::Ending;
 use crate::table::error::TableError;
 use crate::table::loaded::LoadedTable;
 use crate::table::manifests::{FileScope, LiveFile, LiveFiles};
@@ -105,16 +110,20 @@ pub(super) enum Staging {
 }
 
 enum Preparation {
+    /// It was told to end; whose doing that was, its attendant knows.
+    Ended(Ending),
     Car(Box<PreparedCar>),
     Failure(Failure),
 }
 
 impl Worker {
-    /// Writes the candidates of a train, stacked on the target's head.
+    /// Writes the candidates of a train, stacked on the target's head. Operations are only run again under `writing`,
+    /// which says of every file that it is written.
     pub(super) async fn write_candidates(
         &self,
         gathered: &Gathered,
         cars: Vec<Car>,
+        writing: Option<&Writing>,
     ) -> Result<Staging, WorkerError> {
         let facts = &gathered.table.facts;
         let head = gathered.head.and_then(|id| facts.snapshots.get(id));
@@ -124,10 +133,28 @@ impl Worker {
         let mut owners: HashMap<SnapshotId, RequestId> = HashMap::new();
         let mut failures: Vec<CarFailure> = Vec::new();
         let mut new_files: Vec<Arc<str>> = Vec::new();
-        let mut taken_ids: BTreeSet<SnapshotId> = BTreeSet::new();
+        let mut ended = None;
+        let ids = FreshIds::default();
 
         let missing = self.missing_of(gathered, &cars).await?;
-        for car in cars {
+        // Nothing that rides ahead lies in the scope of what is run again, so it is run side by side.
+        let at_once = if writing.is_some() { REPLAYS_AT_ONCE } else { 1 };
+        let prepared: Vec<(Car, Option<Result<Preparation, WorkerError>>)> = stream::iter(cars)
+            .map(|car| async {
+                if car.action == CarAction::FastForward || missing.contains_key(&car.request) {
+                    return (car, None);
+                }
+                let prepared = self.prepare(gathered, &car, &ids, writing).await;
+                if let (Some(writing), Err(_) | Ok(Preparation::Failure(_))) = (writing, &prepared) {
+                    // The train does not leave: what the others do is for nothing.
+                    writing.end(Ending::Unattended);
+                }
+                (car, Some(prepared))
+            })
+            .buffered(at_once)
+            .collect()
+            .await;
+        for (car, prepared) in prepared {
             if let Some(path) = missing.get(&car.request) {
                 failures.push(CarFailure {
                     request: car.request,
@@ -138,7 +165,7 @@ impl Worker {
                 continue;
             }
             let request = car.request;
-            if car.action == CarAction::FastForward {
+            let Some(prepared) = prepared else {
                 let candidates = facts.snapshots.after(gathered.head, car.pinned).unwrap_or_default();
                 chain_start = facts.snapshots.get(car.pinned);
                 let touched = mergeberg_kernel::classify::touched(&car.classification.units);
@@ -153,8 +180,9 @@ impl Worker {
                     car,
                 });
                 continue;
-            }
-            match self.prepare(gathered, &car, &mut taken_ids).await? {
+            };
+            match prepared? {
+                Preparation::Ended(ending) => ended = ended.or(Some(ending)),
                 Preparation::Failure(Failure { code, text, conflicts }) => {
                     failures.push(CarFailure { request, code, text, conflicts });
                 }
@@ -187,8 +215,26 @@ impl Worker {
         if !failures.is_empty() {
             return Ok(Staging::Failed(failures));
         }
+        match ended {
+            None => {}
+            Some(Ending::Cancelled(request)) => {
+                return Ok(Staging::Failed(vec![CarFailure {
+                    request,
+                    code: ReasonCode::ReplayFailed,
+                    text: "it was cancelled".to_owned(),
+                    conflicts: Vec::new(),
+                }]));
+            }
+            Some(Ending::WorkerStops) => return Err(WorkerError::Stopping),
+            Some(ending @ (Ending::TooLong(_) | Ending::Unattended)) => {
+                return Err(WorkerError::Bug(format!("a replay ended and nobody knows why: {ending}")));
+            }
+        }
 
         let mut writer = SnapshotWriter::on(&self.store, &gathered.table, chain_start).await?;
+        if let Some(writing) = writing {
+            writer = writer.noting(self.notes_of(writing));
+        }
         let start = chain_start.map(|snapshot| snapshot.id);
         let snapshots = match writer.add_all(changes.clone()).await {
             Ok(snapshots) => snapshots,
@@ -224,6 +270,7 @@ impl Worker {
     /// files that stood for them before.
     pub(super) async fn write_again(
         &self,
+        train: &Train,
         now: &LoadedTable,
         candidates: &mut Candidates,
     ) -> Result<WrittenFiles, WorkerError> {
@@ -232,11 +279,13 @@ impl Worker {
         }
         candidates.rewritten = true;
         let start = candidates.start.and_then(|id| now.facts.snapshots.get(id));
-        let mut writer = SnapshotWriter::on(&self.store, now, start).await?;
+        let writer = SnapshotWriter::on(&self.store, now, start).await?;
+        let mut writer = writer.noting(self.notes(train.epoch, &train.id));
         candidates.snapshots = writer.add_all(candidates.changes.clone()).await?;
         let mut written = writer.written_files().clone();
         // Data files do not know their sequence number: they serve again.
         written.data_files = std::mem::take(&mut candidates.written.data_files);
+        written.checkpoint = candidates.written.checkpoint.take();
         let old = std::mem::replace(&mut candidates.written, written);
         // The ids are used again, so they say nothing about the old files.
         Ok(WrittenFiles { snapshots: Vec::new(), ..old })
@@ -269,28 +318,43 @@ impl Worker {
         &self,
         gathered: &Gathered,
         car: &Car,
-        taken_ids: &mut BTreeSet<SnapshotId>,
+        ids: &FreshIds,
+        writing: Option<&Writing>,
     ) -> Result<Preparation, WorkerError> {
         let mut prepared = PreparedCar::new();
+        let outcome = self.prepare_units(gathered, car, ids, writing, &mut prepared).await?;
+        Ok(match outcome {
+            Ok(()) => Preparation::Car(Box::new(prepared)),
+            Err(Unprepared::Failure(failure)) => Preparation::Failure(failure),
+            Err(Unprepared::Ended(ending)) => Preparation::Ended(ending),
+        })
+    }
+
+    async fn prepare_units(
+        &self,
+        gathered: &Gathered,
+        car: &Car,
+        ids: &FreshIds,
+        writing: Option<&Writing>,
+        prepared: &mut PreparedCar,
+    ) -> Result<Result<(), Unprepared>, WorkerError> {
         if car.classification.row_merge {
-            return Ok(match self.prepare_row_merge(gathered, car, taken_ids, &mut prepared).await? {
-                Some(failure) => Preparation::Failure(failure),
-                None => Preparation::Car(Box::new(prepared)),
-            });
+            return self.prepare_row_merge(gathered, car, ids, writing, prepared).await;
         }
         let mut ages = Ages::of(gathered, car);
         for unit in &car.classification.units {
             let as_is = car.action == CarAction::Pick || unit.kind == UnitKind::BlindAppend;
             let outcome = if as_is {
-                self.prepare_pick(gathered, car, unit, taken_ids, &mut ages, &mut prepared).await?
+                let picked = self.prepare_pick(gathered, car, unit, ids, &mut ages, prepared).await?;
+                picked.map_or(Ok(()), |(code, text)| Err(Failure::new(code, text).into()))
             } else {
-                self.prepare_replay(gathered, car, unit, taken_ids, &mut prepared).await?
+                self.prepare_replay(gathered, car, unit, ids, writing, prepared).await?
             };
-            if let Some((code, text)) = outcome {
-                return Ok(Preparation::Failure(Failure::new(code, text)));
+            if outcome.is_err() {
+                return Ok(outcome);
             }
         }
-        Ok(Preparation::Car(Box::new(prepared)))
+        Ok(Ok(()))
     }
 
     /// Every snapshot of the unit again, one candidate each, with the very same files.
@@ -299,7 +363,7 @@ impl Worker {
         gathered: &Gathered,
         car: &Car,
         unit: &Unit,
-        taken_ids: &mut BTreeSet<SnapshotId>,
+        ids: &FreshIds,
         ages: &mut Ages,
         prepared: &mut PreparedCar,
     ) -> Result<Option<(ReasonCode, String)>, WorkerError> {
@@ -311,7 +375,7 @@ impl Worker {
                 )));
             };
             let LiveFiles { data, deletes } = self.store.added(&gathered.table, source).await?;
-            let id = self.fresh_id(gathered, taken_ids);
+            let id = self.fresh_id(gathered, ids);
             ages.becomes(source.id, id);
             // What the class's own command left publishes the pinned head.
             let published = match car.rebuilt {
@@ -349,13 +413,15 @@ impl Worker {
         gathered: &Gathered,
         car: &Car,
         unit: &Unit,
-        taken_ids: &mut BTreeSet<SnapshotId>,
+        ids: &FreshIds,
+        writing: Option<&Writing>,
         prepared: &mut PreparedCar,
-    ) -> Result<Option<(ReasonCode, String)>, WorkerError> {
+    ) -> Result<Result<(), Unprepared>, WorkerError> {
         let facts = &gathered.table.facts;
+        let failed = |code, text: String| Ok(Err(Failure::new(code, text).into()));
         let source = unit.last_snapshot().and_then(|id| facts.snapshots.get(id));
         let Some(source) = source else {
-            return Ok(Some((ReasonCode::BranchGone, "the branch's snapshots are gone".to_owned())));
+            return failed(ReasonCode::BranchGone, "the branch's snapshots are gone".to_owned());
         };
         let files = match (&unit.kind, &unit.record) {
             (UnitKind::ReplacePartitions { .. }, _) => {
@@ -363,7 +429,7 @@ impl Worker {
                     Ok((add, remove, remove_deletes)) => {
                         ReplayedFiles { add, remove, remove_deletes, add_deletes: Vec::new() }
                     }
-                    Err(failure) => return Ok(Some(failure)),
+                    Err((code, text)) => return failed(code, text),
                 }
             }
             (UnitKind::Recorded, Some(record)) => {
@@ -374,28 +440,27 @@ impl Worker {
                     record,
                     written_under: source.schema_id.unwrap_or(facts.current_schema_id),
                 };
-                let replayed = crate::replay::replay(&self.engine, &self.store, &*self.catalog, &input).await;
-                match replayed {
-                    Ok(outcome) => ReplayedFiles::of(outcome, prepared),
-                    Err(ReplayError::Table(error)) => return Err(error.into()),
-                    Err(ReplayError::Catalog(error)) => return Err(error.into()),
-                    Err(ReplayError::Request { code, text }) => return Ok(Some((code, text))),
-                    Err(ReplayError::Conflicts { text, rows: _ }) => {
-                        return Ok(Some((ReasonCode::RowConflict, text)));
-                    }
+                let writing = attended(writing)?;
+                let course = self.replay_begins(writing, car).await?;
+                let replayed =
+                    crate::replay::replay(&self.engine, &self.store, &*self.catalog, &input, &course).await;
+                self.replay_ends(writing, car, &replayed).await?;
+                match replayed_files(replayed)? {
+                    Ok(replayed) => ReplayedFiles::of(replayed, prepared),
+                    Err(unprepared) => return Ok(Err(unprepared)),
                 }
             }
             _ => {
-                return Ok(Some((
+                return failed(
                     ReasonCode::Conflict,
                     format!("snapshot {} has no recorded operation that could be run again", source.id),
-                )));
+                );
             }
         };
         // One that comes to nothing is a candidate too: its stamp is what says that it was published.
-        let id = self.fresh_id(gathered, taken_ids);
+        let id = self.fresh_id(gathered, ids);
         prepared.push(files.written_as(id, true, stamps(car, source), self.now_ms(), facts));
-        Ok(None)
+        Ok(Ok(()))
     }
 
     /// The source's rows merged into the target's by key, as one candidate. The snapshots before the last one get a
@@ -404,12 +469,13 @@ impl Worker {
         &self,
         gathered: &Gathered,
         car: &Car,
-        taken_ids: &mut BTreeSet<SnapshotId>,
+        ids: &FreshIds,
+        writing: Option<&Writing>,
         prepared: &mut PreparedCar,
-    ) -> Result<Option<Failure>, WorkerError> {
+    ) -> Result<Result<(), Unprepared>, WorkerError> {
         let facts = &gathered.table.facts;
         let units = &car.classification.units;
-        let gone = || Some(Failure::new(ReasonCode::BranchGone, "the branch's snapshots are gone"));
+        let gone = || Err(Failure::new(ReasonCode::BranchGone, "the branch's snapshots are gone").into());
         let first = units.first().and_then(|unit| unit.snapshots().next());
         let base =
             first.and_then(|id| facts.snapshots.get(id)?.parent).and_then(|id| facts.snapshots.get(id));
@@ -423,20 +489,19 @@ impl Worker {
             key: car.class.key.clone(),
             conflicts: car.class.row_conflicts,
         };
-        let files = match row_merge(&self.engine, input).await {
-            Ok(outcome) => ReplayedFiles::of(outcome, prepared),
-            Err(ReplayError::Table(error)) => return Err(error.into()),
-            Err(ReplayError::Catalog(error)) => return Err(error.into()),
-            Err(ReplayError::Request { code, text }) => return Ok(Some(Failure::new(code, text))),
-            Err(ReplayError::Conflicts { text, rows }) => {
-                return Ok(Some(Failure { code: ReasonCode::RowConflict, text, conflicts: rows }));
-            }
+        let writing = attended(writing)?;
+        let course = self.replay_begins(writing, car).await?;
+        let merged = row_merge(&self.engine, input, &course).await;
+        self.replay_ends(writing, car, &merged).await?;
+        let files = match replayed_files(merged)? {
+            Ok(replayed) => ReplayedFiles::of(replayed, prepared),
+            Err(unprepared) => return Ok(Err(unprepared)),
         };
         for unit in units {
             let Some(source) = unit.last_snapshot().and_then(|id| facts.snapshots.get(id)) else {
                 return Ok(gone());
             };
-            let id = self.fresh_id(gathered, taken_ids);
+            let id = self.fresh_id(gathered, ids);
             prepared.push(files.written_as(
                 id,
                 source.id == last.id,
@@ -445,7 +510,7 @@ impl Worker {
                 facts,
             ));
         }
-        Ok(None)
+        Ok(Ok(()))
     }
 
     /// Rule D5: the target's files of exactly those (spec id, tuple) go, the branch's files come.
@@ -511,14 +576,57 @@ impl Worker {
         Ok(prepared.own.over(live, scope))
     }
 
-    fn fresh_id(&self, gathered: &Gathered, taken: &mut BTreeSet<SnapshotId>) -> SnapshotId {
+    fn fresh_id(&self, gathered: &Gathered, ids: &FreshIds) -> SnapshotId {
         loop {
             let id = new_snapshot_id(&gathered.table.facts, || (self.random)());
-            if taken.insert(id) {
+            if lock(&ids.taken).insert(id) {
                 return id;
             }
         }
     }
+}
+
+/// Ids that a train has given to its candidates.
+#[derive(Default)]
+struct FreshIds {
+    taken: Mutex<BTreeSet<SnapshotId>>,
+}
+
+/// Why a car is not prepared.
+enum Unprepared {
+    Failure(Failure),
+    Ended(Ending),
+}
+
+impl From<Failure> for Unprepared {
+    fn from(failure: Failure) -> Self {
+        Self::Failure(failure)
+    }
+}
+
+/// Whose trouble it is that an operation came to nothing.
+fn replayed_files(
+    outcome: Result<Replayed, ReplayError>,
+) -> Result<Result<Replayed, Unprepared>, WorkerError> {
+    Ok(match outcome {
+        Ok(replayed) => Ok(replayed),
+        Err(ReplayError::Table(error)) => return Err(error.into()),
+        Err(ReplayError::Catalog(error)) => return Err(error.into()),
+        Err(ReplayError::Ended(ending @ Ending::TooLong(_))) => {
+            Err(Failure::new(ReasonCode::ReplayFailed, format!("{ending}, the class's replay-time-bound"))
+                .into())
+        }
+        Err(ReplayError::Ended(ending)) => Err(Unprepared::Ended(ending)),
+        Err(ReplayError::Request { code, text }) => Err(Failure::new(code, text).into()),
+        Err(ReplayError::Conflicts { text, rows }) => {
+            Err(Failure { code: ReasonCode::RowConflict, text, conflicts: rows }.into())
+        }
+    })
+}
+
+/// Operations are run again only under somebody's eyes.
+fn attended(writing: Option<&Writing>) -> Result<&Writing, WorkerError> {
+    writing.ok_or_else(|| WorkerError::Bug("an operation was to be run again ahead of its train".to_owned()))
 }
 
 /// What a unit that was run again comes to.

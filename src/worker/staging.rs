@@ -6,6 +6,7 @@ use std::sync::Arc;
 use mergeberg_kernel::admission::Car;
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::facts::{CLAIM_PROPERTY, RefFact, RefKind};
+use mergeberg_kernel::ids::RequestId;
 use mergeberg_kernel::state::RequestEvent;
 use serde_json::{Value, json};
 
@@ -19,11 +20,12 @@ use super::stage::{Candidates, VANISHED_ROWS};
 use super::tries::Tries;
 use crate::ledger::{Change, TrainRow, TrainStatus};
 use crate::table::catalog::CommitOutcome;
+use crate::table::cleanup::Checkpoint;
 use crate::table::loaded::LoadedTable;
 
 /// Life of a temporary branch, in milliseconds: long enough for any check, short enough to be swept by
 /// expiry should the ledger be lost (rule R3).
-const TEMPORARY_LIFE_MS: i64 = 7 * 24 * 3600 * 1000;
+pub(super) const TEMPORARY_LIFE_MS: i64 = 7 * 24 * 3600 * 1000;
 
 /// What became of the staging commit.
 pub(super) enum Staged {
@@ -51,7 +53,8 @@ impl Worker {
             status: TrainStatus::Staging,
             at_ms: self.now_ms(),
         };
-        self.ledger.record_train(train.epoch, &row).await?;
+        let requests: Vec<RequestId> = candidates.requests().collect();
+        self.ledger.record_train(train.epoch, &row, &requests).await?;
         Ok(())
     }
 
@@ -75,7 +78,7 @@ impl Worker {
             if conflict(&table, &now) != Loss::PointerMoved || !same_ground(&train.gathered, &now) {
                 return self.staged(train, candidates, outcome).await;
             }
-            let superseded = self.write_again(&now, candidates).await?;
+            let superseded = self.write_again(train, &now, candidates).await?;
             self.ledger.rewrite_train(train.epoch, &train.id, &written_json(candidates)?).await?;
             self.delete_superseded(&now, &superseded).await;
             tracing::debug!(train = %train.id, "other branches were written; the train is staged again");
@@ -111,6 +114,19 @@ impl Worker {
         }
         let mut updates: Vec<Update> =
             candidates.snapshots.iter().cloned().map(Update::AddSnapshot).collect();
+        if let Some(Checkpoint { branch, snapshots, .. }) = &candidates.written.checkpoint
+            && let Some(at) = facts.head(branch)
+        {
+            // From here on the candidates name its files.
+            requirements.push(Requirement::RefAt {
+                name: branch.clone(),
+                at: Some(at),
+                role: RefRole::Fence,
+            });
+            updates.push(Update::RemoveRef(branch.clone()));
+            let there = snapshots.iter().copied().filter(|id| facts.snapshots.contains(*id)).collect();
+            updates.push(Update::RemoveSnapshots(there));
+        }
         // Rule R3: age counts from the head's timestamp, and a fast-forwarded head may be old; the whole
         // train is kept, the snapshots that a fast-forward brings included.
         let length: usize = candidates.cars.iter().map(|car| car.candidates.len()).sum();
@@ -144,6 +160,10 @@ impl Worker {
                 // Case O01: what counts is the table as it is read now.
                 let table = self.catalog.load(&train.lane().table).await?;
                 if table.facts.head(&train.fence) == Some(candidates.tail) {
+                    // While the train can still be swept: nobody looks for them once it has landed.
+                    if let Some(checkpoint) = &candidates.written.checkpoint {
+                        self.delete_superseded(&table, &checkpoint.own_files()).await;
+                    }
                     self.record_staged(train, candidates).await?;
                     return Ok(Staged::Applied(table));
                 }

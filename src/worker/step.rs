@@ -7,6 +7,15 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Admitted,
+    /// An operation is about to be run again; nothing is written.
+    ReplayBegun,
+    /// A file of a replay is noted in the ledger and not begun.
+    FileNoted,
+    /// The files of a checkpoint are written, and not committed.
+    CheckpointWritten,
+    Checkpointed,
+    /// Every file of a replay is written.
+    Replayed,
     CandidatesWritten,
     TrainRecorded,
     StagingFileWritten,
@@ -54,6 +63,10 @@ impl Step {
         Self::ReceiptWritten,
     ];
 
+    /// Those of an operation that is run again, between being admitted and the candidates.
+    pub const REPLAY: [Self; 5] =
+        [Self::ReplayBegun, Self::FileNoted, Self::CheckpointWritten, Self::Checkpointed, Self::Replayed];
+
     /// Those of a run of a pipeline's own command, beside the trains.
     pub const EXTERNAL: [Self; 6] = [
         Self::ExternalOrdered,
@@ -67,6 +80,11 @@ impl Step {
     pub fn name(self) -> &'static str {
         match self {
             Self::Admitted => "admitted",
+            Self::ReplayBegun => "replay-begun",
+            Self::FileNoted => "file-noted",
+            Self::CheckpointWritten => "checkpoint-written",
+            Self::Checkpointed => "checkpointed",
+            Self::Replayed => "replayed",
             Self::CandidatesWritten => "candidates-written",
             Self::TrainRecorded => "train-recorded",
             Self::StagingFileWritten => "staging-file-written",
@@ -92,69 +110,96 @@ impl Step {
     }
 }
 
-/// Environment variable that names the step at which a debug build kills itself with SIGKILL.
+/// Environment variable that names the step at which a debug build kills itself with SIGKILL: `file-noted`, or
+/// `file-noted#2` for the second time that it is reached.
 #[cfg(debug_assertions)]
 pub const DIE_AT: &str = "MERGEBERG_TEST_DIE_AT";
 
-/// Marks a step. In a debug build the process kills itself here when a test asked for it; a release build
-/// does nothing.
+/// Environment variable by which a debug build runs a command at a step and waits for it: `file-noted=COMMAND`.
+#[cfg(debug_assertions)]
+pub const RUN_AT: &str = "MERGEBERG_TEST_RUN_AT";
+
+/// Marks a step. In a debug build the process kills itself here, or runs a command, when a test asked for it; a
+/// release build does nothing.
 pub fn reached(step: Step) {
     tracing::debug!(step = step.name(), "step");
     #[cfg(debug_assertions)]
-    crash::reached(step);
+    in_tests::reached(step);
 }
 
 #[cfg(debug_assertions)]
-pub use crash::{InCommits, die};
+pub use in_tests::{InCommits, die};
 
 /// What only debug builds have.
 #[cfg(debug_assertions)]
-mod crash {
-    use std::sync::Mutex;
+mod in_tests {
+    use std::collections::HashMap;
+    use std::process::Command;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
 
-    use super::{DIE_AT, Step};
+    use super::{DIE_AT, RUN_AT, Step};
     use crate::table::sql_catalog::CommitHook;
 
     /// The step reached last: the catalog does not know what its commits are for.
     static LAST: Mutex<Option<Step>> = Mutex::new(None);
+    /// How often each was reached.
+    static TIMES: Mutex<Option<HashMap<&'static str, u32>>> = Mutex::new(None);
 
     pub(super) fn reached(step: Step) {
-        *last() = Some(step);
-        if std::env::var(DIE_AT).as_deref() == Ok(step.name()) {
+        *lock(&LAST) = Some(step);
+        act_at(step);
+    }
+
+    fn act_at(step: Step) {
+        let times = {
+            let mut all = lock(&TIMES);
+            let times = all.get_or_insert_default().entry(step.name()).or_default();
+            *times += 1;
+            *times
+        };
+        let is_meant = |wanted: &str| match wanted.split_once('#') {
+            None => wanted == step.name() && times == 1,
+            Some((name, time)) => name == step.name() && time.parse() == Ok(times),
+        };
+        if std::env::var(DIE_AT).is_ok_and(|wanted| is_meant(&wanted)) {
             die();
         }
-    }
-
-    fn last() -> std::sync::MutexGuard<'static, Option<Step>> {
-        LAST.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    /// Marks the steps inside a commit of the SQL catalog.
-    pub struct InCommits;
-
-    impl InCommits {
-        fn die_at(step: Step) {
-            if std::env::var(DIE_AT).as_deref() == Ok(step.name()) {
+        if let Ok(wanted) = std::env::var(RUN_AT)
+            && let Some((wanted, command)) = wanted.split_once('=')
+            && is_meant(wanted)
+        {
+            let status = Command::new("sh").args(["-c", command]).status();
+            if !status.is_ok_and(|status| status.success()) {
+                // A test must not go on as if it had been run.
                 die();
             }
         }
     }
 
+    fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Marks the steps inside a commit of the SQL catalog.
+    pub struct InCommits;
+
     impl CommitHook for InCommits {
         fn before_swap(&self) {
-            match *last() {
-                Some(Step::TrainRecorded) => Self::die_at(Step::StagingFileWritten),
-                Some(Step::Evicted) => Self::die_at(Step::DroppingFileWritten),
-                Some(Step::IntentWritten) => Self::die_at(Step::LandingFileWritten),
+            let last = *lock(&LAST);
+            match last {
+                Some(Step::TrainRecorded) => act_at(Step::StagingFileWritten),
+                Some(Step::Evicted) => act_at(Step::DroppingFileWritten),
+                Some(Step::IntentWritten) => act_at(Step::LandingFileWritten),
                 _ => {}
             }
         }
 
         fn after_swap(&self) {
-            match *last() {
-                Some(Step::TrainRecorded) => Self::die_at(Step::StagingSwapped),
-                Some(Step::Evicted) => Self::die_at(Step::DroppingSwapped),
-                Some(Step::IntentWritten) => Self::die_at(Step::LandingSwapped),
+            let last = *lock(&LAST);
+            match last {
+                Some(Step::TrainRecorded) => act_at(Step::StagingSwapped),
+                Some(Step::Evicted) => act_at(Step::DroppingSwapped),
+                Some(Step::IntentWritten) => act_at(Step::LandingSwapped),
                 _ => {}
             }
         }
@@ -164,7 +209,7 @@ mod crash {
     pub fn die() -> ! {
         let id = std::process::id().to_string();
         // Through `kill`, since the standard library has no way to send a signal.
-        let _ = std::process::Command::new("kill").args(["-KILL", &id]).status();
+        let _ = Command::new("kill").args(["-KILL", &id]).status();
         std::process::abort()
     }
 }

@@ -96,7 +96,7 @@ async fn a_queue_is_set_up_on_a_server() {
 }
 
 /// Far longer than any test: what happens before it was not found by polling.
-const NO_POLL: Settings = Settings { poll: "20m", lease: "1h" };
+const NO_POLL: Settings = Settings { poll: "20m", lease: "1h", checkpoint: "1h" };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_enqueue_wakes_the_worker_of_another_process() {

@@ -120,7 +120,7 @@ async fn two_workers_and_many_writers_lose_nothing_and_publish_nothing_twice() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_second_worker_goes_on_where_the_killed_leader_was() {
-    let settings = Settings { poll: "100ms", lease: "2s" };
+    let settings = Settings { poll: "100ms", lease: "2s", checkpoint: "1h" };
     race(&House::in_real_time(ORDERS_POLICY, settings).await, true).await;
 }
 

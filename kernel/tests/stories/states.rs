@@ -43,7 +43,7 @@ const EVENTS: [RequestEvent; 13] = [
 const TABLE: &str = "
 queued            planning held queued -      -        -       -       -      already-published refused withdrawn in-review cancelled
 held              planning held queued -      -        -       -       -      already-published refused withdrawn in-review cancelled
-planning          -        held queued staged -        -       -       -      already-published refused withdrawn in-review -
+planning          -        held queued staged -        -       -       -      already-published refused withdrawn in-review cancelled
 staged            -        held queued -      checking -       -       -      already-published refused withdrawn in-review -
 checking          -        held queued -      -        landing -       -      already-published refused withdrawn in-review -
 landing           -        -    queued -      -        -       unknown landed -                 -       -         -         -

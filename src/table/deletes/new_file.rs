@@ -12,6 +12,7 @@ use mergeberg_kernel::ids::SpecId;
 use roaring::RoaringTreemap;
 use uuid::Uuid;
 
+use super::super::course::{Course, Ending};
 use super::super::error::TableError;
 use super::super::folders::data_folder;
 use super::super::loaded::LoadedTable;
@@ -112,6 +113,14 @@ impl NewDeleteFile {
 /// A path that no file has, beside the table's data files.
 pub(super) fn fresh_path(facts: &TableFacts, extension: &str) -> String {
     format!("{}/{}-deletes.{extension}", data_folder(facts), Uuid::now_v7())
+}
+
+/// Tells whoever looks after the write of a file before it is written.
+pub(super) async fn tell(course: Option<&Course>, path: &str) -> Result<(), TableError> {
+    match course {
+        Some(course) => course.begins(path).await.map_err(Ending::of_write),
+        None => Ok(()),
+    }
 }
 
 /// Takes a file away whose writing failed.

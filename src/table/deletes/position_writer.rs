@@ -17,10 +17,11 @@ use iceberg::metadata_columns::{
 };
 use roaring::RoaringTreemap;
 
+use super::super::course::Course;
 use super::super::error::TableError;
 use super::super::loaded::LoadedTable;
 use super::super::manifests::on_blocking_thread;
-use super::new_file::{NewDeleteFile, Place, RowsToDelete, discard, fresh_path};
+use super::new_file::{NewDeleteFile, Place, RowsToDelete, discard, fresh_path, tell};
 
 /// Rows encoded at a time.
 const BATCH_ROWS: usize = 64 * 1024;
@@ -31,8 +32,26 @@ pub struct PositionDeleteWriter;
 impl PositionDeleteWriter {
     /// Deletes rows of one data file. A file of a failed write is deleted.
     pub async fn write(table: &LoadedTable, rows: &RowsToDelete) -> Result<NewDeleteFile, TableError> {
+        Self::write_to(table, rows, None).await
+    }
+
+    /// The same, looked after.
+    pub async fn write_along(
+        table: &LoadedTable,
+        rows: &RowsToDelete,
+        course: &Course,
+    ) -> Result<NewDeleteFile, TableError> {
+        Self::write_to(table, rows, Some(course)).await
+    }
+
+    async fn write_to(
+        table: &LoadedTable,
+        rows: &RowsToDelete,
+        course: Option<&Course>,
+    ) -> Result<NewDeleteFile, TableError> {
         rows.check()?;
         let path = fresh_path(&table.facts, "parquet");
+        tell(course, &path).await?;
         let (data_file, positions) = (Arc::clone(&rows.data_file.fact.path), rows.positions.clone());
         let bytes = on_blocking_thread(&path, move || encode(&data_file, &positions))
             .await?

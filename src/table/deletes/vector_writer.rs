@@ -5,9 +5,10 @@ use std::collections::{HashMap, HashSet};
 use iceberg::metadata_columns::RESERVED_FIELD_ID_POS;
 use iceberg::puffin::{Blob, CREATED_BY_PROPERTY, CompressionCodec, DELETION_VECTOR_V1, PuffinWriter};
 
+use super::super::course::Course;
 use super::super::error::TableError;
 use super::super::loaded::LoadedTable;
-use super::new_file::{NewDeleteFile, Place, RowsToDelete, discard, fresh_path};
+use super::new_file::{NewDeleteFile, Place, RowsToDelete, discard, fresh_path, tell};
 use super::vector;
 
 /// "Inherited at commit": the only value that the Puffin specification allows in a deletion vector's footer.
@@ -27,6 +28,23 @@ impl VectorWriter {
     /// one and every position delete of its data file, so whoever calls has folded them in (rule D1). Files
     /// of a failed write are deleted.
     pub async fn write(table: &LoadedTable, rows: &[RowsToDelete]) -> Result<Vec<NewDeleteFile>, TableError> {
+        Self::write_to(table, rows, None).await
+    }
+
+    /// The same, looked after.
+    pub async fn write_along(
+        table: &LoadedTable,
+        rows: &[RowsToDelete],
+        course: &Course,
+    ) -> Result<Vec<NewDeleteFile>, TableError> {
+        Self::write_to(table, rows, Some(course)).await
+    }
+
+    async fn write_to(
+        table: &LoadedTable,
+        rows: &[RowsToDelete],
+        course: Option<&Course>,
+    ) -> Result<Vec<NewDeleteFile>, TableError> {
         let mut data_files = HashSet::new();
         for one in rows {
             one.check()?;
@@ -41,6 +59,7 @@ impl VectorWriter {
             return Ok(Vec::new());
         }
         let path = fresh_path(&table.facts, "puffin");
+        tell(course, &path).await?;
         let written = write_file(table, &path, rows).await;
         if written.is_err() {
             discard(table, &path).await;

@@ -8,14 +8,16 @@ use datafusion::arrow::datatypes::Int64Type;
 use futures::TryStreamExt;
 use mergeberg::cli::operation;
 use mergeberg::ledger::Recorded;
+use mergeberg::table::catalog::{Catalog, CommitOutcome};
 use mergeberg::table::manifests::{FileScope, LiveFiles};
 use mergeberg::table::scan::{RowReader, ScanCounters, live_rows};
+use mergeberg_kernel::commit::Update;
 use mergeberg_kernel::ids::{Principal, SnapshotId};
 use mergeberg_kernel::record::{RECORD_DIGEST_KEY, RECORD_ID_KEY};
 use serde_json::{Value as Json, json};
 
 use super::model::{Row, Value};
-use super::world::{POLICY, World, definition, texts};
+use super::world::{POLICY, World, batch, definition, texts};
 use crate::support::main_branch;
 
 fn row(id: i64, day: i64, status: &str, amount: i64) -> Row {
@@ -365,6 +367,60 @@ async fn a_record_is_planned_when_it_is_made() {
     )
     .await;
     refused("DELETE FROM shop.orders WHERE day < current_date()", "record-invalid", "current_date").await;
+}
+
+/// What it needs is gone when it is run again: a refusal that says what, and nothing is written.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_whose_inputs_are_gone_is_refused() {
+    for (gone, code, says) in [
+        ("expired", "input-missing", "was expired"),
+        ("replaced", "input-missing", "is another table by now"),
+        ("dropped", "input-missing", "there is no table raw.gone"),
+        ("its file", "data-file-missing", "does not exist"),
+        ("rows", "replay-mismatch", "the query gave 1 rows, recorded were 5"),
+    ] {
+        let world = by_day(&[], 2).await;
+        let mut record = json!({
+            "v": 1, "id": "load", "op": "overwrite-where", "where": "day = 20",
+            "query": "SELECT * FROM feed WHERE day = 20", "inputs": world.inputs(),
+        });
+        match gone {
+            "replaced" => record["inputs"]["feed"]["uuid"] = json!("another"),
+            "dropped" => record["inputs"]["feed"]["table"] = json!("raw.gone"),
+            "rows" => record["expect"] = json!({ "rows": 5 }),
+            _ => {}
+        }
+        let house = &world.house;
+        house.branch("work").await;
+        world.recorded("work", &record, &[row(2, 20, "paid", 21), row(3, 21, "new", 30)]).await;
+        world.write("main", "append", &[row(9, 20, "late", 90)], false, BTreeMap::new()).await;
+        let feed = "raw.feed".parse().unwrap();
+        let table = house.catalog.load(&feed).await.unwrap();
+        let pinned = table.facts.snapshots.get(table.facts.head(&main_branch()).unwrap()).unwrap();
+        match gone {
+            "expired" => {
+                let old = pinned.id;
+                house.write_batch_to(&feed, "main", batch(&[row(7, 27, "more", 0)])).await;
+                let table = house.catalog.load(&feed).await.unwrap();
+                let expire = vec![Update::RemoveSnapshots(vec![old])];
+                let outcome = house.catalog.commit(&table, &[], expire).await;
+                assert!(matches!(outcome, CommitOutcome::Landed(_)), "{outcome:?}");
+            }
+            "its file" => {
+                let files = house.writer.store.added_files(&table, pinned).await.unwrap();
+                for file in files {
+                    std::fs::remove_file(file.fact.path.strip_prefix("file://").unwrap()).unwrap();
+                }
+            }
+            _ => {}
+        }
+        let before = house.head("main").await;
+        let (state, _, detail) = world.merge("work").await;
+        assert_eq!(state, format!("refused({code})"), "{gone}: {detail}");
+        assert!(detail.contains(says), "{gone}: {detail}");
+        assert_eq!(house.head("main").await, before, "{gone}");
+        assert_eq!(house.orphans().await, Vec::<std::path::PathBuf>::new(), "{gone}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

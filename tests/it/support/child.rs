@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use mergeberg::ledger::LedgerPlace;
 use mergeberg::table::catalog::Catalog;
+use mergeberg::table::create::TableDefinition;
 use serde_json::Value;
 
 use super::{House, order, postgres};
@@ -14,23 +15,35 @@ use super::{House, order, postgres};
 pub const PATIENCE: Duration = Duration::from_secs(240);
 /// Environment variable of debug builds (`worker::step::DIE_AT`).
 pub const DIE_AT: &str = mergeberg::worker::step::DIE_AT;
+/// The same (`worker::step::RUN_AT`).
+pub const RUN_AT: &str = mergeberg::worker::step::RUN_AT;
+/// The program that the tests are of.
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_mergeberg");
 
 /// How a House's processes are configured.
 #[derive(Clone, Copy)]
 pub struct Settings {
     pub poll: &'static str,
     pub lease: &'static str,
+    pub checkpoint: &'static str,
 }
 
 /// A dead worker's lease is over at once.
-pub const SHORT_LEASE: Settings = Settings { poll: "30ms", lease: "90ms" };
+pub const SHORT_LEASE: Settings = Settings { poll: "30ms", lease: "90ms", checkpoint: "1h" };
+/// What a replay has written is named at once.
+pub const CHECKPOINTS_AT_ONCE: Settings = Settings { checkpoint: "1ms", ..SHORT_LEASE };
 /// Nobody takes over while the holder lives, however slow the machine.
-pub const LONG_LEASE: Settings = Settings { poll: "100ms", lease: "60s" };
+pub const LONG_LEASE: Settings = Settings { poll: "100ms", lease: "60s", checkpoint: "1h" };
 
 impl House {
     /// ORD as [`House::orders`], on the real clock, with `mergeberg.toml`.
     pub async fn in_real_time(policy: &str, settings: Settings) -> Self {
-        let house = Self::empty(policy).await;
+        Self::in_real_time_with(Self::orders_definition(), policy, settings).await
+    }
+
+    /// The same, of another definition.
+    pub async fn in_real_time_with(definition: TableDefinition, policy: &str, settings: Settings) -> Self {
+        let house = Self::with_table(definition, policy).await;
         house.clock.store(real_now(), std::sync::atomic::Ordering::SeqCst);
         house.append("main", &[order(1, 20), order(2, 20)]).await;
         house.append("main", &[order(3, 21)]).await;
@@ -51,14 +64,14 @@ impl House {
 impl<C: Catalog + 'static> House<C> {
     /// Writes `mergeberg.toml` with these lines for its catalog.
     pub fn configure_for(&self, catalog: &str, settings: Settings) {
-        let Settings { poll, lease } = settings;
+        let Settings { poll, lease, checkpoint } = settings;
         let ledger = match self.ledger.place() {
             LedgerPlace::File(_) => "path = \"ledger.db\"".to_owned(),
             LedgerPlace::Postgres(place) => format!("url = \"{place}\""),
         };
         let text = format!(
             "[catalog.test]\n{catalog}\n\n[ledger]\n{ledger}\n\n[policies]\npath = \"policies\"\n\n\
-             [worker]\npoll = \"{poll}\"\nlease = \"{lease}\"\n",
+             [worker]\npoll = \"{poll}\"\nlease = \"{lease}\"\ncheckpoint = \"{checkpoint}\"\n",
         );
         std::fs::write(self.dir.path().join("mergeberg.toml"), text).unwrap();
     }
@@ -89,6 +102,15 @@ impl<C: Catalog + 'static> House<C> {
         assert!(killed || output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert!(!killed || step.is_some(), "nobody asked it to die");
         killed
+    }
+
+    /// `worker --drain`, to its end, which runs a command of the shell at a step and waits for it.
+    pub fn drain_and_run(&self, step: &str, command: &str) -> Output {
+        let mut worker = self.command(&["worker", "--drain"]);
+        worker.env(RUN_AT, format!("{step}={command}"));
+        let output = to_the_end(worker.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+        assert!(output.status.success(), "at {step}: {}", String::from_utf8_lossy(&output.stderr));
+        output
     }
 
     /// `report daily` of today; fails the test unless it adds up.
@@ -141,8 +163,8 @@ impl Drop for Running {
 }
 
 fn program(folder: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mergeberg"));
-    command.current_dir(folder).args(arguments).env_remove(DIE_AT);
+    let mut command = Command::new(PROGRAM);
+    command.current_dir(folder).args(arguments).env_remove(DIE_AT).env_remove(RUN_AT);
     command
 }
 

@@ -273,7 +273,9 @@ impl House {
             named.insert(snapshot.manifest_list.clone());
             named.extend(store.manifest_paths(&table, snapshot).await.unwrap());
             let change = store.changes(&table, snapshot).await.unwrap();
-            named.extend(change.added.iter().chain(&change.removed).map(|file| file.path.to_string()));
+            let data = change.added.iter().chain(&change.removed);
+            let deletes = change.added_deletes.iter().chain(&change.removed_deletes);
+            named.extend(data.chain(deletes).map(|file| file.path.to_string()));
         }
         named
     }
@@ -290,7 +292,7 @@ impl House {
                 let name = path.display().to_string();
                 if path.is_dir() {
                     folders.push(path);
-                } else if (name.ends_with(".avro") || name.ends_with(".parquet"))
+                } else if [".avro", ".parquet", ".puffin"].iter().any(|kind| name.ends_with(kind))
                     && !named.contains(&format!("file://{name}"))
                 {
                     orphans.push(path);
