@@ -2,8 +2,10 @@
 
 mod choices;
 mod judge;
+mod meaning;
 mod model;
 mod operations;
 mod property;
+mod recording;
 mod text;
 mod world;

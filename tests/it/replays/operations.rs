@@ -220,6 +220,28 @@ async fn what_spark_would_answer_otherwise_is_refused() {
         ("UPDATE shop.orders SET amount = 1 / (id - 9)", "division by zero"),
         ("UPDATE shop.orders SET status = id / 2", "as text looks different"),
         ("UPDATE shop.orders SET status = CAST(id / 2 AS STRING)", "as text looks different"),
+        ("UPDATE shop.orders SET amount = amount + 9223372036854775800", "arithmetic overflow in Int64"),
+        ("UPDATE shop.orders SET amount = 1 % (id - 9)", "division by zero"),
+        ("UPDATE shop.orders SET amount = round(id / 3)", "rounds otherwise"),
+        ("UPDATE shop.orders SET status = coalesce(status, id)", "say so with CAST"),
+        ("UPDATE shop.orders SET amount = CAST(id / 3 AS DECIMAL(9, 2))", "is a fraction"),
+        (
+            "UPDATE shop.orders SET amount = (SELECT avg(CAST(id AS DECIMAL(9, 2))) FROM raw.feed)",
+            "an average",
+        ),
+        ("DELETE FROM shop.orders WHERE CAST(id AS TIMESTAMP) IS NULL", "another value here"),
+        (
+            "DELETE FROM shop.orders WHERE DATE '2026-08-20' - DATE '2026-08-19' IS NULL",
+            "not known to be the same",
+        ),
+        (
+            "UPDATE shop.orders SET amount = CAST(id AS DECIMAL(30, 0)) * CAST(id AS DECIMAL(30, 0))",
+            "38 digits",
+        ),
+        (
+            "INSERT INTO shop.orders (amount) SELECT sum(amount + 9223372036854775000) FROM shop.orders",
+            "overflow",
+        ),
     ] {
         let world = by_day(&[], 2).await;
         world.house.branch("work").await;
@@ -282,6 +304,51 @@ async fn an_operation_knows_the_columns_of_its_time() {
     let mut expected = vec![after[0].clone(), row(9, 20, "late", 90)];
     expected.extend(rest);
     assert_eq!(world.house.texts("main").await, texts(&expected, "|-"), "the renamed column, by its id");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_without_a_value_gets_the_columns_default() {
+    let typed = json!({
+        "v": 1, "id": "s", "op": "merge-into", "source": "SELECT * FROM feed", "on": "target.id = source.id",
+        "when-not-matched": [{"insert": {"id": "source.id", "day": "source.day", "amount": "source.amount"}}],
+    });
+    let open = |id: i64, day: i64, amount: i64| row(id, day, "open", amount);
+    let base = |changed: &[Row]| [base(), changed.to_vec()].concat();
+    for (statement, after) in [
+        (
+            "UPDATE shop.orders SET status = DEFAULT, amount = default WHERE id = 1",
+            vec![
+                [Value::Int(1), Value::Int(20), Value::Text("open".to_owned()), Value::Null],
+                row(2, 20, "new", 20),
+                row(3, 21, "new", 30),
+            ],
+        ),
+        (
+            "MERGE INTO shop.orders t USING raw.feed s ON t.id = s.id WHEN MATCHED THEN UPDATE SET status = DEFAULT \
+             WHEN NOT MATCHED THEN INSERT (id, day, status, amount) VALUES (s.id, s.day, DEFAULT, s.amount)",
+            vec![row(1, 20, "new", 10), open(2, 20, 20), row(3, 21, "new", 30), open(4, 22, 40)],
+        ),
+        ("", base(&[open(4, 22, 40)])),
+        (
+            "INSERT INTO shop.orders (id, day, amount) SELECT id + 100, day, amount FROM shop.orders WHERE id < 3",
+            base(&[open(101, 20, 10), open(102, 20, 20)]),
+        ),
+    ] {
+        let world = by_day(&[], 3).await;
+        world.first_landing(&row(7, 23, "first", 0)).await;
+        world.house.change_schema(0, |fields| fields[2]["write-default"] = json!("open")).await;
+        world.house.branch("work").await;
+        let mut record = if statement.is_empty() { typed.clone() } else { sql(&world, statement) };
+        record["inputs"] = world.inputs();
+        let mut after = after;
+        after.push(row(7, 23, "first", 0));
+        world.recorded("work", &record, &after).await;
+        world.write("main", "append", &[row(9, 20, "late", 90)], false, BTreeMap::new()).await;
+        let (state, classified, detail) = world.merge("work").await;
+        assert_eq!((state.as_str(), classified.as_str()), ("landed", "rebase"), "{record}: {detail}");
+        after.push(row(9, 20, "late", 90));
+        assert_eq!(world.house.texts("main").await, texts(&after, ""), "{record}");
+    }
 }
 
 // Records that stand in the ledger.
