@@ -12,6 +12,8 @@ use datafusion::logical_expr::{
 use datafusion::prelude::DataFrame;
 use datafusion::sql::sqlparser::ast::BinaryOperator;
 
+use mergeberg_kernel::record::UTC;
+
 use super::arithmetic::{self, Arithmetic, Zero, is_text, number_for};
 use super::error::ReplayError;
 
@@ -161,6 +163,11 @@ impl Look {
             self.differs(format!(
                 "{inner} is a fraction, which as a decimal rounds otherwise here than in Spark"
             ));
+        }
+        if let (DataType::Timestamp(_, Some(zone)), DataType::Timestamp(_, None)) = (from, to)
+            && !matches!(zone.as_ref(), UTC | "+00:00")
+        {
+            self.differs(format!("{inner} without its zone {zone} is another time here than in Spark"));
         }
         let is_number = |of: &DataType| of.is_numeric() || *of == DataType::Boolean;
         if (is_number(from) && is_time(to)) || (is_time(from) && is_number(to)) {

@@ -1,5 +1,6 @@
 //! Recorded operations run again on a target that changed meanwhile.
 
+mod cases;
 mod choices;
 mod judge;
 mod meaning;

@@ -77,10 +77,8 @@ impl VisitorMut for Meaning {
                 }
             }
             Expr::UnaryOp { op: UnaryOperator::Minus, expr: inner } if !is_number(inner) => {
-                let zero = Expr::Value(Value::Number("0".to_owned(), false).into());
-                let value = std::mem::replace(inner.as_mut(), zero);
-                let zero = std::mem::replace(inner.as_mut(), Expr::Value(Value::Null.into()));
-                *expr = nested(joined(zero, BinaryOperator::Minus, nested(value)));
+                let value = std::mem::replace(inner.as_mut(), Expr::Value(Value::Null.into()));
+                *expr = nested(joined(number("0"), BinaryOperator::Minus, nested(value)));
             }
             Expr::Cast { kind, data_type, .. } => {
                 if *kind == CastKind::DoubleColon {

@@ -165,7 +165,7 @@ fn what_sparks_words_mean_is_written_out() {
     for (spark, meant) in [
         ("a BETWEEN 1 AND '2'", "(a >= 1 AND a <= '2')"),
         ("a NOT BETWEEN 1 AND 2", "NOT (a >= 1 AND a <= 2)"),
-        ("a IN (1, '2', b)", "(((a = 1) OR (a = '2')) OR (a = b))"),
+        ("a IN (1, '2', b)", "((a = 1 OR a = '2') OR a = b)"),
         ("a NOT IN (1)", "NOT (a = 1)"),
         ("CASE a WHEN '1' THEN 2 END = b", "CASE WHEN a = '1' THEN CAST(2 AS INT) END = b"),
         ("nullif(a, '3') = 1", "CASE WHEN a = '3' THEN NULL ELSE a END = 1"),

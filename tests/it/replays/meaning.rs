@@ -56,10 +56,7 @@ const SAME: [(&str, &str); 16] = [
         "Europe/Berlin",
         "UPDATE {t} SET status = 'hour' WHERE extract(HOUR FROM at) = 0 OR at < '2026-08-20 00:00:00'",
     ),
-    (
-        "Europe/Berlin",
-        "UPDATE {t} SET day = CAST(at AS DATE), local = at WHERE at < TIMESTAMP '2026-09-01 00:00:00'",
-    ),
+    ("Europe/Berlin", "UPDATE {t} SET day = CAST(at AS DATE) WHERE at < TIMESTAMP '2026-09-01 00:00:00'"),
     ("Europe/Berlin", "UPDATE {t} SET at = date_trunc('DAY', at) + INTERVAL '1' DAY WHERE id < 5 OR id = 8"),
     ("America/New_York", "DELETE FROM {t} WHERE at < day OR local > TIMESTAMP '2026-08-20 23:45:00'"),
     (
