@@ -144,7 +144,8 @@ fn only_query(text: &str) -> Result<Statement, CheckError> {
     let Statement::Statement(inner) = statement else { return wrong("it is not a SELECT") };
     let ast::Statement::Query(mut query) = *inner else { return wrong("it is not a SELECT") };
     require_one_reading(query.as_ref()).map_err(|e| CheckError::Query(e.to_string()))?;
-    membership::write_out(&mut query, Memberships::LeftToTheEngine).map_err(|e| CheckError::Query(e.to_string()))?;
+    membership::write_out(&mut query, Memberships::LeftToTheEngine)
+        .map_err(|e| CheckError::Query(e.to_string()))?;
     Ok(Statement::Statement(Box::new(ast::Statement::Query(query))))
 }
 
