@@ -366,11 +366,17 @@ impl ReadPlan {
                 let reader = FormatReader::open(source, format, own, mapping, BATCH_ROWS).await?;
                 Columns::Format(Box::new(reader), schema)
             } else if own.is_empty() && flat.is_some() {
-                Columns::Parquet(ColumnStreams::new(Arc::clone(&path), file_io, flat, None, schema))
+                Columns::Parquet(Box::new(ColumnStreams::new(Arc::clone(&path), file_io, flat, None, schema)))
             } else {
                 let nested =
                     NestedReader::open(&file_io, &path, bytes, own, mapping, BATCH_ROWS, fetched).await?;
-                Columns::Parquet(ColumnStreams::new(Arc::clone(&path), file_io, flat, Some(nested), schema))
+                Columns::Parquet(Box::new(ColumnStreams::new(
+                    Arc::clone(&path),
+                    file_io,
+                    flat,
+                    Some(nested),
+                    schema,
+                )))
             };
             let state = ReadState {
                 path,
@@ -390,7 +396,7 @@ impl ReadPlan {
 
 /// The columns of one file, all rows in file order.
 enum Columns {
-    Parquet(ColumnStreams),
+    Parquet(Box<ColumnStreams>),
     Format(Box<FormatReader>, ArrowSchemaRef),
 }
 

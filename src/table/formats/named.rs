@@ -37,7 +37,7 @@ impl NamedField {
             .children
             .iter()
             .map(|child| {
-                let found = inner.iter().find(|m| m.names().iter().any(|name| *name == child.name));
+                let found = inner.iter().find(|m| m.names().contains(&child.name));
                 child.mapped(found.map(AsRef::as_ref))
             })
             .collect();

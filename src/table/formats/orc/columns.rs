@@ -15,7 +15,7 @@ use datafusion::arrow::array::{
 };
 use datafusion::arrow::buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use datafusion::arrow::compute::take;
-use datafusion::arrow::datatypes::{Field, FieldRef, Fields};
+use datafusion::arrow::datatypes::{ArrowNativeType, Field, FieldRef, Fields};
 use datafusion::arrow::error::ArrowError;
 
 use super::super::fault::{Decoded, Fault};
@@ -110,10 +110,7 @@ fn collect<T>(count: usize, mut next: impl FnMut() -> Decoded<T>) -> Decoded<Vec
 }
 
 /// The values in their places, with any others where nothing is.
-fn spread<T: Copy + Default>(values: Vec<T>, nulls: Option<&NullBuffer>) -> ScalarBuffer<T>
-where
-    T: datafusion::arrow::datatypes::ArrowNativeType,
-{
+fn spread<T: ArrowNativeType>(values: Vec<T>, nulls: Option<&NullBuffer>) -> ScalarBuffer<T> {
     let Some(nulls) = nulls else { return values.into() };
     let mut rest = values.into_iter();
     let place = |valid: bool| if valid { rest.next().unwrap_or_default() } else { T::default() };
@@ -225,7 +222,7 @@ impl Values {
                 }
             }
             Self::Struct(columns) => {
-                let places = is.map(|nulls| places(nulls)).transpose()?;
+                let places = is.map(places).transpose()?;
                 let mut arrays = Vec::with_capacity(columns.len());
                 let mut fields: Vec<FieldRef> = Vec::with_capacity(columns.len());
                 for (name, column) in columns {

@@ -79,13 +79,16 @@ fn numbers() -> impl Strategy<Value = Vec<i64>> {
     proptest::collection::vec(kinds, 1..6).prop_map(|runs| runs.concat())
 }
 
+/// Of a row: its text, which of the others are there, and its bytes.
+type More = (Option<String>, [bool; 4], Vec<u8>);
+
 fn rows() -> impl Strategy<Value = Vec<Row>> {
     let more =
         (proptest::option::of(".{0,8}"), any::<[bool; 4]>(), proptest::collection::vec(any::<u8>(), 0..5));
     numbers().prop_flat_map(move |numbers| {
         let count = numbers.len();
         (Just(numbers), proptest::collection::vec(more.clone(), count)).prop_map(|(numbers, more)| {
-            let row = |(long, (text, there, bytes)): (i64, (Option<String>, [bool; 4], Vec<u8>))| Row {
+            let row = |(long, (text, there, bytes)): (i64, More)| Row {
                 long: there[0].then_some(long),
                 // The other writer gives the largest numbers of narrow types more bits than they have.
                 int: there[1].then_some(long as i32 >> 2),
