@@ -111,7 +111,9 @@ impl Worker {
             return Ok(None);
         }
         match self.write_candidates(&gathered, plan.cars.clone(), None).await? {
-            Staging::Ready(candidates) => Ok(Some(WrittenAhead { gathered, cars: plan.cars, candidates })),
+            Staging::Ready(candidates) => {
+                Ok(Some(WrittenAhead { gathered, cars: plan.cars, candidates: *candidates }))
+            }
             Staging::Failed(_) => Ok(None),
         }
     }

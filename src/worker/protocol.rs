@@ -118,12 +118,12 @@ impl Worker {
         reached(Step::Admitted);
 
         let written = match self.taken_over(&gathered, &plan.cars).await {
-            Ok(Some(candidates)) => Ok(Staging::Ready(candidates)),
+            Ok(Some(candidates)) => Ok(Staging::Ready(Box::new(candidates))),
             Ok(None) => self.write_train(epoch, &id, &gathered, plan.cars.clone()).await,
             Err(error) => Err(error),
         };
         let candidates = match written {
-            Ok(Staging::Ready(candidates)) => candidates,
+            Ok(Staging::Ready(candidates)) => *candidates,
             Ok(Staging::Failed(failures)) => {
                 self.refuse_failed(epoch, &plan.cars, &failures).await?;
                 progress.changed = true;

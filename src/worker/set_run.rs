@@ -57,7 +57,8 @@ impl Worker {
             match self.write_train(epoch, &id, &gathered, vec![car.clone()]).await {
                 Ok(Staging::Ready(candidates)) => {
                     let fence = temporary_ref(self.ledger.queue_id(), &id);
-                    written.push(Part { train: Train { epoch, id, fence, gathered }, candidates });
+                    let train = Train { epoch, id, fence, gathered };
+                    written.push(Part { train, candidates: *candidates });
                 }
                 Ok(Staging::Failed(failures)) => {
                     self.refuse_failed(epoch, &[car], &failures).await?;

@@ -104,7 +104,7 @@ impl Failure {
 }
 
 pub(super) enum Staging {
-    Ready(Candidates),
+    Ready(Box<Candidates>),
     /// These leave; the rest is planned again.
     Failed(Vec<CarFailure>),
 }
@@ -254,7 +254,7 @@ impl Worker {
         };
         let mut written = writer.written_files().clone();
         written.data_files.extend(new_files);
-        Ok(Staging::Ready(Candidates {
+        Ok(Staging::Ready(Box::new(Candidates {
             cars: staged,
             snapshots,
             tail,
@@ -262,7 +262,7 @@ impl Worker {
             changes,
             start,
             rewritten: false,
-        }))
+        })))
     }
 
     /// Writes the same candidates again, under the same ids, on the table as it is now: another branch took
