@@ -86,10 +86,11 @@ pub async fn replay(
     input: &ReplayInput<'_>,
     course: &Course,
 ) -> Result<Replayed, ReplayError> {
-    match replay_on(engine, store, catalog, input, course).await {
+    // Both tries apart from the caller's stack: planning is deep.
+    match Box::pin(replay_on(engine, store, catalog, input, course)).await {
         Err(error) if error.is_too_large() => {
             tracing::info!("an operation is run again by joins that can go to disk: {error}");
-            replay_on(&engine.sparing(), store, catalog, input, course).await
+            Box::pin(replay_on(&engine.sparing(), store, catalog, input, course)).await
         }
         outcome => outcome,
     }

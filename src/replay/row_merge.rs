@@ -68,10 +68,10 @@ pub async fn row_merge(
     input: RowMergeInput,
     course: &Course,
 ) -> Result<Replayed, ReplayError> {
-    match merge_on(engine, input.clone(), course).await {
+    match Box::pin(merge_on(engine, input.clone(), course)).await {
         Err(error) if error.is_too_large() => {
             tracing::info!("rows are merged again by joins that can go to disk: {error}");
-            merge_on(&engine.sparing(), input, course).await
+            Box::pin(merge_on(&engine.sparing(), input, course)).await
         }
         outcome => outcome,
     }
