@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use mergeberg::table::branch_writer::Removal;
 use mergeberg::table::catalog::Catalog;
+use mergeberg::table::manifests::ManifestStore;
 use mergeberg::worker::run::{Ended, RunOptions};
+use mergeberg_kernel::facts::RefFact;
 use mergeberg_kernel::ids::{Principal, RequestId};
 use serde_json::json;
 use tokio::sync::watch;
@@ -33,7 +35,7 @@ const MANY: i64 = 20_000;
 /// Order 1 of a file with two rows becomes another.
 async fn update_waits(source: &str) -> (House, RequestId) {
     let house = House::orders(POLICY).await;
-    let request = enqueue_update(&house, source, 1, 20).await;
+    let request = enqueue(&house, source, Did::Pay, 1, 20).await;
     (house, request)
 }
 
@@ -42,28 +44,39 @@ async fn long_update_waits() -> (House, RequestId) {
     let house = House::orders(POLICY).await;
     let many: Vec<Order> = (0..MANY).map(|at| order(100_000 + at, 24)).collect();
     house.append("main", &many).await;
-    let request = enqueue_update(&house, "work/a", 100_000, 24).await;
+    let request = enqueue(&house, "work/a", Did::Pay, 100_000, 24).await;
     (house, request)
 }
 
-/// The branch paid an order; main took another one of the same day, whose id is the day.
-async fn enqueue_update(house: &House, source: &str, id: i64, day: u32) -> RequestId {
+/// What a branch did with an order.
+#[derive(Clone, Copy, PartialEq)]
+enum Did {
+    Pay,
+    Delete,
+}
+
+/// Main took another order of the same day meanwhile, whose id is the day.
+async fn enqueue(house: &House, source: &str, did: Did, id: i64, day: u32) -> RequestId {
     house.branch(source).await;
-    let record = json!({"v": 1, "id": source, "op": "update-where",
-        "where": format!("order_date = DATE '2026-08-{day}' AND order_id = {id}"), "set": {"status": "'paid'"}});
+    let filter = format!("order_date = DATE '2026-08-{day}' AND order_id = {id}");
+    let record = match did {
+        Did::Pay => {
+            json!({"v": 1, "id": source, "op": "update-where", "where": filter, "set": {"status": "'paid'"}})
+        }
+        Did::Delete => json!({"v": 1, "id": source, "op": "delete-where", "where": filter}),
+    };
     let summary = BTreeMap::from([("mergeberg.operation".to_owned(), record.to_string())]);
-    let day_text = format!("2026-08-{day}");
-    let wanted = day_text.clone();
+    let wanted = format!("2026-08-{day}");
     let remove = Removal::Files(Box::new(move |file| {
         file.fact.partition.fields.iter().any(|field| field.value.as_deref() == Some(wanted.as_str()))
     }));
-    let rows: Vec<Order> = house
-        .rows(source)
-        .await
-        .into_iter()
-        .filter(|row| row.day == day)
-        .map(|row| if row.id == id { Order { status: "paid".to_owned(), ..row } } else { row })
-        .collect();
+    let mut rows: Vec<Order> = house.rows(source).await.into_iter().filter(|row| row.day == day).collect();
+    if did == Did::Delete {
+        rows.retain(|row| row.id != id);
+    }
+    for row in rows.iter_mut().filter(|row| row.id == id) {
+        row.status = "paid".to_owned();
+    }
     house.write(source, "overwrite", &rows, remove, summary).await;
     house.append("main", &[order(i64::from(day), day)]).await;
     house.enqueue(source).await
@@ -90,34 +103,24 @@ async fn rule_r10_a_long_replay_names_its_files_in_the_catalog() {
     let (seen, mut look) = watch::channel(None);
     let (inner, table) = (Arc::clone(&house.catalog), house.table.clone());
     catalog.next(Kind::Staging, Do::First(Box::pin(async {})));
-    catalog.next(
-        Kind::Staging,
-        Do::First(Box::pin(async move {
-            seen.send(Some(inner.load(&table).await.unwrap())).unwrap();
-        })),
-    );
+    let looking = async move {
+        let table = inner.load(&table).await.unwrap();
+        let is_made = |reference: &&RefFact| reference.name.as_str().ends_with("-files");
+        let made: Vec<RefFact> = table.facts.refs.values().filter(is_made).cloned().collect();
+        assert_eq!(made.len(), 1, "{made:?}");
+        let snapshot = table.facts.snapshots.get(made[0].snapshot_id).unwrap().clone();
+        let named = ManifestStore::new(64 << 20).changes(&table, &snapshot).await.unwrap();
+        let named: Vec<String> = named.added.iter().map(|file| file.path.to_string()).collect();
+        seen.send(Some((snapshot, named))).unwrap();
+    };
+    catalog.next(Kind::Staging, Do::First(Box::pin(looking)));
     drain(&worker).await;
     assert_eq!(house.state(request).await, "landed", "{}", house.detail(request).await);
 
-    let meanwhile = look.borrow_and_update().clone().expect("there was a second checkpoint");
-    let names: Vec<_> =
-        meanwhile.facts.refs.values().filter(|r| r.name.as_str().ends_with("-files")).collect();
-    assert_eq!(names.len(), 1, "{:?}", meanwhile.facts.refs.keys());
-    let made = meanwhile.facts.snapshots.get(names[0].snapshot_id).unwrap();
+    let (made, named) = look.borrow_and_update().clone().expect("there was a second checkpoint");
     assert_eq!(made.parent, None);
     assert!(made.summary.contains_key("mergeberg.checkpoint"));
-    // Both of its files are on main in the end.
     let files = files_on_branch(&house, "main").await;
-    let named: Vec<String> = house
-        .writer
-        .store
-        .changes(&meanwhile, made)
-        .await
-        .unwrap()
-        .added
-        .iter()
-        .map(|f| f.path.to_string())
-        .collect();
     assert!(!named.is_empty() && named.iter().all(|path| files.contains(path)), "{named:?} of {files:?}");
 
     let replay = house.ledger.replay_of(request).await.unwrap().unwrap();
@@ -224,7 +227,7 @@ async fn operations_of_one_train_run_side_by_side() {
     house.append("main", &[order(5, 22), order(6, 22), order(7, 23), order(9, 23)]).await;
     let mut requests = Vec::new();
     for (id, day) in [(1, 20), (3, 21), (5, 22), (7, 23)] {
-        requests.push(enqueue_update(&house, &format!("work/{day}"), id, day).await);
+        requests.push(enqueue(&house, &format!("work/{day}"), Did::Delete, id, day).await);
     }
     let (_catalog, worker) = hasty(&house);
     drain(&worker).await;
@@ -235,11 +238,7 @@ async fn operations_of_one_train_run_side_by_side() {
         trains.insert(row.train);
     }
     assert_eq!(trains.len(), 1, "one train");
-    let paid: Vec<i64> =
-        house.rows("main").await.into_iter().filter(|row| row.status == "paid").map(|row| row.id).collect();
-    assert_eq!(paid, [1, 3, 5, 7]);
-    assert_eq!(house.keys("main").await, [1, 2, 3, 5, 6, 7, 9, 20, 21, 22, 23]);
+    assert_eq!(house.keys("main").await, [2, 6, 9, 20, 21, 22, 23]);
     assert_eq!(house.orphans().await, Vec::<std::path::PathBuf>::new());
-    assert!(files_on_branch(&house, "main").await.len() >= 8);
     house.assert_sound().await;
 }

@@ -10,7 +10,7 @@ use mergeberg_kernel::ids::RequestId;
 use serde_json::{Value, json};
 
 use crate::crashes::Ends;
-use crate::support::child::{CHECKPOINTS_AT_ONCE, PROGRAM};
+use crate::support::child::{CHECKPOINTS_AT_ONCE, HELD_UP, PROGRAM, Settings};
 use crate::support::{House, Order, order};
 
 const POLICY: &str = r#"
@@ -137,8 +137,8 @@ impl Operation {
     }
 
     /// It ran on a branch, main got an order, and the branch waits.
-    async fn house(&self) -> (House, RequestId) {
-        let house = House::in_real_time_with(self.definition(), POLICY, CHECKPOINTS_AT_ONCE).await;
+    async fn house(&self, settings: Settings) -> (House, RequestId) {
+        let house = House::in_real_time_with(self.definition(), POLICY, settings).await;
         house.branch(self.branch).await;
         let summary = self.record.iter().map(|record| ("mergeberg.operation".to_owned(), record.to_string()));
         let of_day = Removal::Files(Box::new(|file| {
@@ -175,7 +175,7 @@ async fn survives_every_crash(name: &str) {
         steps.retain(|step| !["checkpoint-written", "checkpointed", SECOND_FILE].contains(step));
     }
     while !steps.is_empty() {
-        let (house, request) = operation.house().await;
+        let (house, request) = operation.house(CHECKPOINTS_AT_ONCE).await;
         let before = house.chain_length().await;
         let mut left = steps.as_slice();
         while let Some((step, rest)) = left.split_first() {
@@ -232,7 +232,7 @@ async fn rule_r10_a_replay_is_cancelled_at_each_step() {
                 continue;
             }
             let at = format!("{}, cancelled at {}", operation.name, step.name());
-            let (house, request) = operation.house().await;
+            let (house, request) = operation.house(HELD_UP).await;
             let main = house.head("main").await;
             house.drain_and_run(step.name(), &format!("{PROGRAM} request cancel {request} --principal ann"));
             assert_eq!(house.state(request).await, "cancelled", "{at}");
@@ -250,7 +250,7 @@ async fn rule_r10_a_replay_is_cancelled_at_each_step() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_that_is_recorded_is_past_being_cancelled() {
     let operation = operations().into_iter().next().unwrap();
-    let (house, request) = operation.house().await;
+    let (house, request) = operation.house(HELD_UP).await;
     let refused = format!("! {PROGRAM} request cancel {request} 2>refused.txt");
     house.drain_and_run(Step::TrainRecorded.name(), &refused);
     assert_eq!(house.state(request).await, "landed");
@@ -263,7 +263,7 @@ async fn a_replay_that_is_recorded_is_past_being_cancelled() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_r10_a_file_that_is_gone_before_staging_is_written_again() {
     let operation = operations().into_iter().next().unwrap();
-    let (house, request) = operation.house().await;
+    let (house, request) = operation.house(HELD_UP).await;
     std::fs::write(house.dir.path().join("stamp"), "").unwrap();
     let removal = "find warehouse -name '*.parquet' -newer stamp -delete";
     let output = house.drain_and_run(Step::Replayed.name(), removal);

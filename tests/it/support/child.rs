@@ -32,6 +32,8 @@ pub struct Settings {
 pub const SHORT_LEASE: Settings = Settings { poll: "30ms", lease: "90ms", checkpoint: "1h" };
 /// What a replay has written is named at once.
 pub const CHECKPOINTS_AT_ONCE: Settings = Settings { checkpoint: "1ms", ..SHORT_LEASE };
+/// The same of a worker that a test holds up: it says nothing meanwhile.
+pub const HELD_UP: Settings = Settings { lease: "60s", ..CHECKPOINTS_AT_ONCE };
 /// Nobody takes over while the holder lives, however slow the machine.
 pub const LONG_LEASE: Settings = Settings { poll: "100ms", lease: "60s", checkpoint: "1h" };
 
