@@ -14,7 +14,6 @@ mod blame;
 pub mod builtin;
 mod duplicate_key;
 mod finding;
-pub mod membership;
 mod not_null;
 mod origins;
 mod provider;
