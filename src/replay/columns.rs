@@ -8,9 +8,10 @@ use std::collections::HashMap;
 
 use datafusion::arrow::datatypes::{DataType, Schema};
 use datafusion::common::Column as NamedColumn;
-use datafusion::logical_expr::Expr;
+use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::parquet::arrow::PARQUET_FIELD_ID_META_KEY;
-use mergeberg_kernel::record::Names;
+use datafusion::scalar::ScalarValue;
+use mergeberg_kernel::record::{Condition, Names};
 
 use super::error::ReplayError;
 
@@ -22,6 +23,14 @@ pub struct TargetColumn {
     /// Its name in the operation; `None`: the operation does not know it.
     pub spoken: Option<String>,
     pub data_type: DataType,
+    /// What a new row has where nothing is said: the column's write default, else null.
+    pub default: ScalarValue,
+}
+
+impl TargetColumn {
+    pub fn default_value(&self) -> Expr {
+        cast(lit(self.default.clone()), self.data_type.clone())
+    }
 }
 
 /// All columns of the target, in today's order.
@@ -34,14 +43,21 @@ pub struct TargetColumns {
 }
 
 impl TargetColumns {
-    pub fn new(today: &Schema, then: &Schema, names: Names) -> Result<Self, ReplayError> {
+    pub fn new(
+        today: &Schema,
+        defaults: Vec<ScalarValue>,
+        then: &Schema,
+        names: Names,
+    ) -> Result<Self, ReplayError> {
         let mut all: Vec<TargetColumn> = today
             .fields()
             .iter()
-            .map(|field| TargetColumn {
+            .zip(defaults)
+            .map(|(field, default)| TargetColumn {
                 name: field.name().clone(),
                 spoken: None,
                 data_type: field.data_type().clone(),
+                default,
             })
             .collect();
         let by_id: HashMap<&str, usize> =
@@ -75,6 +91,11 @@ impl TargetColumns {
 
 fn id_of(field: &datafusion::arrow::datatypes::FieldRef) -> Option<&str> {
     field.metadata().get(PARQUET_FIELD_ID_META_KEY).map(String::as_str)
+}
+
+/// `DEFAULT` in the place of a value.
+pub fn is_default(value: &Condition) -> bool {
+    *value == Condition::default_value()
 }
 
 /// As names are compared.

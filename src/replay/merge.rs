@@ -9,7 +9,7 @@ use datafusion::logical_expr::{Expr, JoinType, cast, lit, when};
 use datafusion::prelude::DataFrame;
 use mergeberg_kernel::record::{Assignment, Condition, Merge, MergeAction, MergeClause, When};
 
-use super::columns::{column, column_of, hidden};
+use super::columns::{TargetColumn, column, column_of, hidden, is_default};
 use super::error::ReplayError;
 use super::plan::{Action, CLAUSE, Frame, null_of};
 use super::session::{ORIGIN, POSITION, ROW_ID, ROWS, Session};
@@ -122,13 +122,18 @@ impl Sides<'_> {
     fn row(&self, clause: &MergeClause) -> Result<Option<Vec<Expr>>, ReplayError> {
         let columns = &self.session.columns;
         let kept = || (0..columns.all.len()).map(|at| self.kept(at)).collect::<Vec<Expr>>();
-        let empty = || columns.all.iter().map(|target| null_of(&target.data_type)).collect::<Vec<Expr>>();
+        let empty = || columns.all.iter().map(TargetColumn::default_value).collect::<Vec<Expr>>();
+        let value_of = |at: usize, value: &Condition| match columns.all.get(at) {
+            Some(target) if is_default(value) => Ok(target.default_value()),
+            _ => self.expression(clause.when, value),
+        };
         let mut set: Vec<(usize, Expr)> = Vec::new();
         let mut row = match &clause.action {
             MergeAction::Delete => return Ok(None),
             MergeAction::Update(assignments) => {
                 for Assignment { column, value } in assignments {
-                    set.push((columns.position(column)?, self.expression(clause.when, value)?));
+                    let at = columns.position(column)?;
+                    set.push((at, value_of(at, value)?));
                 }
                 kept()
             }
@@ -154,7 +159,7 @@ impl Sides<'_> {
                     )));
                 }
                 for (at, value) in places.into_iter().zip(values) {
-                    set.push((at, self.expression(clause.when, value)?));
+                    set.push((at, value_of(at, value)?));
                 }
                 empty()
             }

@@ -4,11 +4,11 @@
 //! and gives ([`plan`], [`merge`]), and how the changed files are written again or get deletes ([`rewrite`]).
 //! Appends and replaced partitions need no engine: they are metadata only, and the worker stages them itself.
 
+mod arithmetic;
 mod changes;
 mod columns;
 mod error;
 mod filter;
-mod membership;
 mod merge;
 mod plan;
 mod rewrite;
@@ -16,6 +16,7 @@ pub mod row_merge;
 pub mod scope;
 mod semantics;
 mod session;
+mod sum;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

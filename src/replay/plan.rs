@@ -4,6 +4,8 @@
 //! where the row is, and frames that write have the target's columns under their hidden names, in the target's
 //! types.
 
+use std::collections::BTreeSet;
+
 use datafusion::arrow::datatypes::DataType;
 use datafusion::logical_expr::{Expr, cast, lit};
 use datafusion::prelude::DataFrame;
@@ -13,7 +15,7 @@ use datafusion::sql::sqlparser::ast::{
 };
 use mergeberg_kernel::record::{Assignment, Columns, Condition, Operation, Record, Rows, Select};
 
-use super::columns::{column, hidden};
+use super::columns::{column, hidden, is_default};
 use super::error::ReplayError;
 use super::semantics;
 use super::session::{ORIGIN, POSITION, ROW_ID, ROWS, Session};
@@ -123,9 +125,12 @@ async fn updated(
         places.clone().map(|name| named(SqlExpr::Identifier(quoted(name)), name)).collect();
     let mut values: Vec<SqlExpr> =
         (0..session.columns.all.len()).map(|at| SqlExpr::Identifier(quoted(&hidden(at)))).collect();
+    let mut defaults = BTreeSet::new();
     for Assignment { column, value } in set {
         let at = session.columns.position(column)?;
-        if let Some(slot) = values.get_mut(at) {
+        if is_default(value) {
+            defaults.insert(at);
+        } else if let Some(slot) = values.get_mut(at) {
             *slot = value.expr().clone();
         }
     }
@@ -133,14 +138,14 @@ async fn updated(
     let rows = session.plan(&over_rows(session, target, items, filter)?).await?;
     let mut columns = vec![lit(0_i32).alias(CLAUSE)];
     columns.extend(places.map(column));
-    columns.extend(
-        session
-            .columns
-            .all
-            .iter()
-            .enumerate()
-            .map(|(at, target)| cast(column(&hidden(at)), target.data_type.clone()).alias(hidden(at))),
-    );
+    columns.extend(session.columns.all.iter().enumerate().map(|(at, target)| {
+        let value = if defaults.contains(&at) {
+            target.default_value()
+        } else {
+            cast(column(&hidden(at)), target.data_type.clone())
+        };
+        value.alias(hidden(at))
+    }));
     Ok(Frame { rows: rows.select(columns)?, actions: vec![Action::Update], once: false, inside: None })
 }
 
@@ -192,8 +197,11 @@ async fn given(session: &Session, rows: &Rows, inside: Option<&Condition>) -> Re
     };
     let mut columns = vec![lit(0_i32).alias(CLAUSE)];
     for (at, target) in session.columns.all.iter().enumerate() {
-        let value = values.get(at).cloned().flatten().unwrap_or_else(|| lit(ScalarValue::Null));
-        columns.push(cast(value, target.data_type.clone()).alias(hidden(at)));
+        let value = match values.get(at).cloned().flatten() {
+            Some(value) => cast(value, target.data_type.clone()),
+            None => target.default_value(),
+        };
+        columns.push(value.alias(hidden(at)));
     }
     let mut rows = frame.select(columns)?;
     if let Some(filter) = inside {

@@ -2,7 +2,7 @@
 
 use mergeberg_kernel::filter::Filter;
 use mergeberg_kernel::ids::SchemaId;
-use mergeberg_kernel::record::{Names, Operation, Record, When};
+use mergeberg_kernel::record::{Names, Operation, Record, UTC, When};
 use mergeberg_kernel::structure::{FieldFact, SchemaFact};
 
 use super::columns::folded;
@@ -26,6 +26,7 @@ pub fn filter_of(
         names: record.names,
         alias: folded(alias, record.names),
         bare,
+        is_utc: record.time_zone == UTC,
         then,
         today,
     };
@@ -54,6 +55,9 @@ struct Known<'a> {
     alias: String,
     /// A name without alias is the target's.
     bare: bool,
+    /// Beside a time with a zone, which a statement's literals are, local times have an order of their own in a zone
+    /// whose clocks are changed.
+    is_utc: bool,
     then: &'a SchemaFact,
     today: &'a SchemaFact,
 }
@@ -73,6 +77,6 @@ impl FilterColumns for Known<'_> {
         if other.is_some() {
             return None;
         }
-        self.today.field(field.id)
+        self.today.field(field.id).filter(|field| self.is_utc || field.type_name != "timestamp")
     }
 }

@@ -2,21 +2,26 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::AsArray;
-use datafusion::arrow::datatypes::{DataType, Float64Type};
+use datafusion::arrow::datatypes::DataType;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
-use datafusion::common::{DFSchema, DataFusionError, Result, exec_err};
+use datafusion::common::{DFSchema, DataFusionError, Result};
 use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawBinaryExpr};
 use datafusion::logical_expr::{
-    BinaryExpr, Cast, ColumnarValue, Expr, ExprSchemable, LogicalPlan, Operator, ScalarFunctionArgs,
-    ScalarUDF, ScalarUDFImpl, Signature, TryCast, Volatility, cast,
+    BinaryExpr, Cast, Expr, ExprSchemable, LogicalPlan, Operator, ScalarUDF, TryCast, cast,
 };
 use datafusion::prelude::DataFrame;
 use datafusion::sql::sqlparser::ast::BinaryOperator;
 
+use mergeberg_kernel::record::UTC;
+
+use super::arithmetic::{self, Arithmetic, Zero, is_text, number_for};
 use super::error::ReplayError;
 
-/// Spark SQL: `/` of integers gives a fraction, and text beside a number is read as a number.
+/// Functions that give one of their arguments, and so bring them to one type.
+const CHOOSING: [&str; 6] = ["coalesce", "greatest", "least", "nvl", "nvl2", "nullif"];
+
+/// Spark SQL: arithmetic that tells what overflows, `/` of integers gives a fraction, and text beside a number is
+/// read as a number.
 #[derive(Debug)]
 pub(super) struct SparkOperators;
 
@@ -25,33 +30,26 @@ impl ExprPlanner for SparkOperators {
         let (Ok(left), Ok(right)) = (expr.left.get_type(schema), expr.right.get_type(schema)) else {
             return Ok(PlannerResult::Original(expr));
         };
-        if expr.op == BinaryOperator::Divide {
-            let is_decimal =
-                |one: &DataType| matches!(one, DataType::Decimal128(..) | DataType::Decimal256(..));
-            if is_decimal(&left) || is_decimal(&right) {
-                return Err(DataFusionError::Plan(
-                    "a division of decimals has other digits here than in Spark; record the operation in its \
-                     typed form"
-                        .to_owned(),
-                ));
-            }
-            if left.is_numeric() && right.is_numeric() {
-                let (left, right) = (cast(expr.left, DataType::Float64), cast(expr.right, DataType::Float64));
-                let right = ScalarUDF::from(NotZero::default()).call(vec![right]);
-                return Ok(planned(left, Operator::Divide, right));
-            }
+        if let Some(op) = Arithmetic::of(&expr.op) {
+            let planned = arithmetic::planned(op, (&expr.left, &left), (&expr.right, &right))?;
+            return Ok(planned.map_or(PlannerResult::Original(expr), PlannerResult::Planned));
         }
         let Some(op) = comparison(&expr.op) else { return Ok(PlannerResult::Original(expr)) };
-        match (number_for(&left, &right), number_for(&right, &left)) {
-            (Some(number), _) => Ok(planned(cast(expr.left, number), op, expr.right)),
-            (_, Some(number)) => Ok(planned(expr.left, op, cast(expr.right, number))),
-            (None, None) => Ok(PlannerResult::Original(expr)),
-        }
+        // Text beside a number is one.
+        let left = number_for(&left, &right).unwrap_or(left);
+        let right = number_for(&right, &left).unwrap_or(right);
+        let is_float = left.is_floating() || right.is_floating();
+        let fitted = |side: Expr, to: &DataType| -> Result<Expr> {
+            let is = side.get_type(schema)?;
+            if is_float && (to.is_numeric() || is_text(to)) {
+                let number = cast(side, DataType::Float64);
+                return Ok(ScalarUDF::from(Zero::without_sign()).call(vec![number]));
+            }
+            Ok(if is == *to { side } else { cast(side, to.clone()) })
+        };
+        let (left, right) = (fitted(expr.left, &left)?, fitted(expr.right, &right)?);
+        Ok(PlannerResult::Planned(Expr::BinaryExpr(BinaryExpr::new(Box::new(left), op, Box::new(right)))))
     }
-}
-
-fn planned(left: Expr, op: Operator, right: Expr) -> PlannerResult<RawBinaryExpr> {
-    PlannerResult::Planned(Expr::BinaryExpr(BinaryExpr::new(Box::new(left), op, Box::new(right))))
 }
 
 fn comparison(op: &BinaryOperator) -> Option<Operator> {
@@ -67,99 +65,124 @@ fn comparison(op: &BinaryOperator) -> Option<Operator> {
     })
 }
 
-/// The type that text of this type is read as beside the other (Spark, "ANSI Compliance": text is promoted to
-/// the other's widest kind).
-fn number_for(text: &DataType, other: &DataType) -> Option<DataType> {
-    if !matches!(text, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View) {
-        return None;
-    }
-    match other {
-        other if other.is_integer() => Some(DataType::Int64),
-        DataType::Float32 | DataType::Float64 | DataType::Decimal128(..) => Some(DataType::Float64),
-        _ => None,
-    }
-}
-
-/// The number itself. Zero is an error: Spark's answer to a division by it depends on its settings, and none of
-/// its answers is the engine's.
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct NotZero {
-    signature: Signature,
-}
-
-impl Default for NotZero {
-    fn default() -> Self {
-        Self { signature: Signature::exact(vec![DataType::Float64], Volatility::Immutable) }
-    }
-}
-
-impl ScalarUDFImpl for NotZero {
-    fn as_any(&self) -> &dyn std::any::Any {
-        self
-    }
-
-    fn name(&self) -> &'static str {
-        "not_zero"
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn return_type(&self, _arguments: &[DataType]) -> Result<DataType> {
-        Ok(DataType::Float64)
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let numbers = ColumnarValue::values_to_arrays(&args.args)?;
-        let Some(numbers) = numbers.first() else { return exec_err!("nothing to divide by") };
-        if numbers.as_primitive::<Float64Type>().iter().flatten().any(|number| number == 0.0) {
-            return exec_err!("division by zero");
-        }
-        Ok(ColumnarValue::Array(Arc::clone(numbers)))
-    }
-}
-
-/// Refuses what would give other text than in Spark: times and fractions as text, be it that the statement says so
-/// or that a comparison or an assignment needs it.
+/// Refuses what would give other values than in Spark, be it that the statement says so or that the engine brings
+/// values to one type in its own way: times and fractions as text, fractions as decimals, numbers as times, numbers
+/// as text that the statement does not ask for, averages of decimals, rounded fractions.
 pub(super) fn check(rows: &DataFrame) -> std::result::Result<(), ReplayError> {
     let (state, plan) = rows.clone().into_parts();
+    let said = Look::at(&plan)?.as_text;
     let plan = state.analyzer().execute_and_check(plan, state.config_options(), |_, _| {})?;
-    plan.apply_with_subqueries(|node| {
-        node.apply_expressions(|expr| {
-            expr.apply(|expr| {
-                check_cast(expr, node)?;
-                Ok(TreeNodeRecursion::Continue)
-            })
-        })
-    })?;
+    let look = Look::at(&plan)?;
+    if let Some(what) = look.differs {
+        return Err(DataFusionError::Plan(format!("{what}; record the operation in its typed form")).into());
+    }
+    if look.as_text.len() > said.len() {
+        let new = look.as_text.iter().find(|cast| !said.contains(cast));
+        return Err(DataFusionError::Plan(format!(
+            "{} is brought to text here beside a text, and not in Spark; say so with CAST",
+            new.or(look.as_text.first()).map_or("a value", String::as_str)
+        ))
+        .into());
+    }
     Ok(())
 }
 
-fn check_cast(expr: &Expr, node: &LogicalPlan) -> Result<()> {
-    let (Expr::Cast(Cast { expr: inner, .. }) | Expr::TryCast(TryCast { expr: inner, .. })) = expr else {
-        return Ok(());
-    };
-    let schemas = node.inputs();
-    let mut found = schemas.iter().filter_map(|input| Some((inner.get_type(input.schema()).ok()?, input)));
-    let Some((from, input)) = found.next() else { return Ok(()) };
-    let to = expr.get_type(input.schema())?;
-    let is_text = matches!(to, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
-    let differs = matches!(
-        from,
-        DataType::Timestamp(..)
-            | DataType::Float16
-            | DataType::Float32
-            | DataType::Float64
-            | DataType::Interval(_)
-            | DataType::Duration(_)
-            | DataType::Time32(_)
-            | DataType::Time64(_)
-    );
-    if is_text && differs {
-        return Err(DataFusionError::Plan(format!(
-            "{inner} as text looks different here than in Spark; record the operation in its typed form"
-        )));
+/// What stands in a plan.
+#[derive(Default)]
+struct Look {
+    /// The first that gives other values than in Spark.
+    differs: Option<String>,
+    /// Values that are no text and become one, other than as arguments of functions of texts.
+    as_text: Vec<String>,
+}
+
+impl Look {
+    fn at(plan: &LogicalPlan) -> Result<Self> {
+        let mut look = Self::default();
+        plan.apply_with_subqueries(|node| {
+            let schemas: Vec<&Arc<DFSchema>> = node.inputs().iter().map(|input| input.schema()).collect();
+            node.apply_expressions(|expr| {
+                look.expression(expr, &schemas, false)?;
+                Ok(TreeNodeRecursion::Continue)
+            })
+        })?;
+        Ok(look)
     }
-    Ok(())
+
+    fn expression(&mut self, expr: &Expr, schemas: &[&Arc<DFSchema>], takes_text: bool) -> Result<()> {
+        match expr {
+            Expr::Cast(Cast { expr: inner, data_type })
+            | Expr::TryCast(TryCast { expr: inner, data_type }) => {
+                if let Some(from) = type_of(inner, schemas) {
+                    self.cast(inner, &from, data_type, takes_text);
+                }
+            }
+            Expr::AggregateFunction(function) if function.func.name() == "avg" => {
+                self.no_decimals(&function.params.args, schemas);
+            }
+            Expr::WindowFunction(function) if function.fun.name() == "avg" => {
+                self.no_decimals(&function.params.args, schemas);
+            }
+            Expr::ScalarFunction(function) if function.name() == "round" => {
+                let of = function.args.first().and_then(|value| type_of(value, schemas));
+                if !of.is_none_or(|of| of.is_decimal()) {
+                    self.differs(format!("{expr} rounds otherwise than Spark what is no decimal"));
+                }
+            }
+            _ => {}
+        }
+        let takes_text = match expr {
+            Expr::ScalarFunction(function) => !CHOOSING.contains(&function.name()),
+            Expr::BinaryExpr(binary) => binary.op == Operator::StringConcat,
+            _ => false,
+        };
+        expr.apply_children(|child| {
+            self.expression(child, schemas, takes_text)?;
+            Ok(TreeNodeRecursion::Continue)
+        })?;
+        Ok(())
+    }
+
+    fn no_decimals(&mut self, arguments: &[Expr], schemas: &[&Arc<DFSchema>]) {
+        if arguments.iter().any(|one| type_of(one, schemas).is_some_and(|of| of.is_decimal())) {
+            self.differs("an average of decimals has another last digit here than in Spark".to_owned());
+        }
+    }
+
+    fn cast(&mut self, inner: &Expr, from: &DataType, to: &DataType, takes_text: bool) {
+        let is_time = |of: &DataType| of.is_temporal();
+        if is_text(to) && !is_text(from) && !from.is_null() {
+            if from.is_floating() || (is_time(from) && *from != DataType::Date32) {
+                self.differs(format!("{inner} as text looks different here than in Spark"));
+            }
+            if !takes_text {
+                self.as_text.push(inner.to_string());
+            }
+        }
+        if from.is_floating() && to.is_decimal() {
+            self.differs(format!(
+                "{inner} is a fraction, which as a decimal rounds otherwise here than in Spark"
+            ));
+        }
+        if let (DataType::Timestamp(_, Some(zone)), DataType::Timestamp(_, None)) = (from, to)
+            && !matches!(zone.as_ref(), UTC | "+00:00")
+        {
+            self.differs(format!("{inner} without its zone {zone} is another time here than in Spark"));
+        }
+        let is_number = |of: &DataType| of.is_numeric() || *of == DataType::Boolean;
+        if (is_number(from) && is_time(to)) || (is_time(from) && is_number(to)) {
+            self.differs(format!("{inner} as {to} is another value here than in Spark"));
+        }
+    }
+
+    fn differs(&mut self, what: String) {
+        self.differs.get_or_insert(what);
+    }
+}
+
+fn type_of(expr: &Expr, schemas: &[&Arc<DFSchema>]) -> Option<DataType> {
+    if schemas.is_empty() {
+        return expr.get_type(&DFSchema::empty()).ok();
+    }
+    schemas.iter().find_map(|schema| expr.get_type(schema.as_ref()).ok())
 }

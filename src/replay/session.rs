@@ -4,26 +4,29 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use datafusion::arrow::array::timezone::Tz;
+use datafusion::arrow::datatypes::DataType;
 use datafusion::execution::FunctionRegistry;
 use datafusion::execution::context::SQLOptions;
-use datafusion::logical_expr::{Expr, ident};
+use datafusion::logical_expr::{AggregateUDF, Expr, cast, ident};
 use datafusion::prelude::{DataFrame, SessionContext};
 use datafusion::sql::TableReference;
 use datafusion::sql::parser::Statement as EngineStatement;
 use datafusion::sql::sqlparser::ast::{Expr as SqlExpr, ExprWithAlias, Query, Statement};
 use mergeberg_kernel::ids::SchemaId;
 use mergeberg_kernel::reason::ReasonCode;
-use mergeberg_kernel::record::{Names, PinnedInput, Record, TARGET_ALIAS};
+use mergeberg_kernel::record::{Names, PinnedInput, Record, TARGET_ALIAS, UTC};
 
 use super::columns::{TargetColumns, column, folded, hidden};
 use super::error::ReplayError;
-use super::membership::{self, Memberships};
 use super::semantics::SparkOperators;
+use super::sum::CheckedSum;
 use crate::table::catalog::{Catalog, CatalogError};
 use crate::table::course::Counts;
 use crate::table::loaded::LoadedTable;
 use crate::table::manifests::{FileScope, ManifestStore};
 use crate::table::scan::{RowReader, ScanFile, live_rows};
+use crate::validate::membership::{self, Memberships};
 use crate::validate::{Engine, FilesTable};
 
 /// The rows that an operation may change, with where they are.
@@ -45,6 +48,8 @@ pub(super) struct Session {
     pub names: Names,
     /// How memberships are planned.
     memberships: Memberships,
+    /// The zone in which a statement reads and shows times.
+    zone: Option<Arc<str>>,
 }
 
 /// Who reads.
@@ -84,22 +89,28 @@ impl Session {
             if names == Names::AnyCase {
                 // Spark: nulls are the smallest.
                 options.sql_parser.default_null_ordering = "nulls_min".to_owned();
+                options.sql_parser.parse_float_as_decimal = true;
+                options.execution.time_zone = Some(record.time_zone.clone());
             }
         });
         if names == Names::AnyCase {
             let state = context.state_ref();
-            state.write().register_expr_planner(Arc::new(SparkOperators))?;
+            let mut state = state.write();
+            state.register_expr_planner(Arc::new(SparkOperators))?;
+            state.register_udaf(Arc::new(AggregateUDF::from(CheckedSum::new())))?;
         }
         let reader = Arc::new(RowReader::new(table, table.facts.current_schema_id)?);
         let then = RowReader::new(table, written_under)?;
-        let columns = TargetColumns::new(reader.arrow_schema(), then.arrow_schema(), names)?;
+        let columns =
+            TargetColumns::new(reader.arrow_schema(), reader.new_values()?, then.arrow_schema(), names)?;
         let keeping = Arc::new(RowReader::new(table, table.facts.current_schema_id)?.with_lineage()?);
         // The first of what lineage adds.
         let first = keeping.arrow_schema().fields().get(columns.all.len());
         let row_ids = first.map(|field| field.name().clone());
         let memberships =
             if sources.engine.is_sparing() { Memberships::WrittenOut } else { Memberships::LeftToTheEngine };
-        let session = Self { context, row_ids, columns, names, memberships };
+        let zone = (names == Names::AnyCase).then(|| zone_of(record)).transpose()?;
+        let session = Self { context, row_ids, columns, names, zone, memberships };
         let counters = Arc::clone(&counts.read);
         expect(rows);
         let parallel = sources.engine.parallelism();
@@ -130,7 +141,7 @@ impl Session {
         for at in &self.columns.known {
             let Some(known) = self.columns.all.get(*at) else { continue };
             if let Some(spoken) = &known.spoken {
-                columns.push(ident(known.name.as_str()).alias(spoken));
+                columns.push(self.zoned(ident(known.name.as_str()), &known.data_type)?.alias(spoken));
             }
         }
         if located {
@@ -147,9 +158,27 @@ impl Session {
         let schema = files.schema();
         let columns = schema.fields().iter().map(|field| {
             let name = folded(field.name(), self.names);
-            column(field.name()).alias(name)
+            Ok(self.zoned(column(field.name()), field.data_type())?.alias(name))
         });
-        self.register(alias, files, columns.collect())
+        let columns = columns.collect::<Result<Vec<Expr>, ReplayError>>()?;
+        self.register(alias, files, columns)
+    }
+
+    /// A time with a zone in that of the statement: its hour, its day and its text are those there.
+    fn zoned(&self, value: Expr, data_type: &DataType) -> Result<Expr, ReplayError> {
+        let Some(zone) = &self.zone else { return Ok(value) };
+        Ok(match data_type {
+            DataType::Timestamp(unit, Some(own)) if own != zone => {
+                cast(value, DataType::Timestamp(*unit, Some(Arc::clone(zone))))
+            }
+            _ if is_utc(zone) || !holds_zoned(data_type) => value,
+            _ => {
+                return Err(ReplayError::failed(format!(
+                    "{value} holds times with a zone inside, which are read in UTC only; record the operation in its \
+                     typed form"
+                )));
+            }
+        })
     }
 
     fn register(&self, name: &str, files: FilesTable, columns: Vec<Expr>) -> Result<(), ReplayError> {
@@ -187,6 +216,35 @@ impl Session {
     /// A name of the operation as the engine is to take it.
     pub fn folded(&self, name: &str) -> String {
         folded(name, self.names)
+    }
+}
+
+fn zone_of(record: &Record) -> Result<Arc<str>, ReplayError> {
+    let zone = record.time_zone.as_str();
+    match zone.parse::<Tz>() {
+        Ok(_) => Ok(Arc::from(zone)),
+        Err(_) => Err(ReplayError::request(
+            ReasonCode::RecordInvalid,
+            format!(
+                "'session-timezone' is '{zone}'; name a zone as in Europe/Berlin, or an offset as in +02:00"
+            ),
+        )),
+    }
+}
+
+fn is_utc(zone: &str) -> bool {
+    zone == UTC
+}
+
+/// Nested, or by itself.
+fn holds_zoned(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Timestamp(_, zone) => zone.is_some(),
+        DataType::Struct(fields) => fields.iter().any(|field| holds_zoned(field.data_type())),
+        DataType::List(field) | DataType::LargeList(field) | DataType::Map(field, _) => {
+            holds_zoned(field.data_type())
+        }
+        _ => false,
     }
 }
 

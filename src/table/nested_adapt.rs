@@ -88,8 +88,24 @@ fn pair(entries: &DataType) -> Option<[&FieldRef; 2]> {
 
 /// A column that the file does not have: its initial default, else null.
 pub(super) fn missing(wanted: &NestedField, target: &Field, rows: usize) -> Result<ArrayRef, String> {
-    let unknown = || format!("the initial default of '{}' cannot be read", wanted.name);
-    match (&wanted.initial_default, wanted.field_type.as_ref(), target.data_type()) {
+    default_of(wanted, target, rows, |field| field.initial_default.as_ref())
+}
+
+/// What a new row has in a column that its writer gives no value: the column's write default, else null (table spec,
+/// "Default values").
+pub(super) fn new_value(wanted: &NestedField, target: &Field) -> Result<ScalarValue, String> {
+    let one = default_of(wanted, target, 1, |field| field.write_default.as_ref())?;
+    ScalarValue::try_from_array(&one, 0).map_err(|e| e.to_string())
+}
+
+fn default_of(
+    wanted: &NestedField,
+    target: &Field,
+    rows: usize,
+    which: fn(&NestedField) -> Option<&Literal>,
+) -> Result<ArrayRef, String> {
+    let unknown = || format!("a default of '{}' cannot be read", wanted.name);
+    match (which(wanted), wanted.field_type.as_ref(), target.data_type()) {
         (None, _, to) => Ok(new_null_array(to, rows)),
         (Some(Literal::Primitive(literal)), Type::Primitive(_), to) => {
             let one = scalar(literal, to).ok_or_else(unknown)?;
@@ -100,7 +116,7 @@ pub(super) fn missing(wanted: &NestedField, target: &Field, rows: usize) -> Resu
         (Some(Literal::Struct(_)), Type::Struct(fields), DataType::Struct(targets)) => {
             let mut children = Vec::with_capacity(targets.len());
             for (field, target) in fields.fields().iter().zip(targets) {
-                children.push(missing(field, target, rows)?);
+                children.push(default_of(field, target, rows, which)?);
             }
             let all = StructArray::try_new_with_length(targets.clone(), children, None, rows);
             Ok(Arc::new(all.map_err(|e| e.to_string())?))

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use datafusion::arrow::array::{Int64Array, RecordBatch};
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef as ArrowSchemaRef};
 use datafusion::arrow::error::ArrowError;
+use datafusion::scalar::ScalarValue;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use iceberg::Runtime;
@@ -34,6 +35,7 @@ use super::error::TableError;
 use super::formats::{FormatReader, Source};
 use super::loaded::LoadedTable;
 use super::manifests::LiveFile;
+use super::nested_adapt::new_value;
 use super::nested_columns::{NestedReader, is_read_here};
 use super::partition_constants::PartitionConstants;
 use super::row_lineage::{self, Inherited};
@@ -104,6 +106,12 @@ impl RowReader {
             metadata: Arc::clone(&table.metadata),
             deletes: Arc::new(DeleteStore::new(table.file_io.clone())),
         })
+    }
+
+    /// What a new row has in each column of the schema, in its order, where its writer says nothing.
+    pub fn new_values(&self) -> Result<Vec<ScalarValue>, TableError> {
+        let fields = self.schema.as_struct().fields().iter().zip(self.arrow_schema.fields());
+        fields.map(|(field, target)| new_value(field, target).map_err(TableError::Unsupported)).collect()
     }
 
     /// The same, with the columns `_row_id` and `_last_updated_sequence_number` behind the table's own, for a

@@ -14,6 +14,7 @@ mod blame;
 pub mod builtin;
 mod duplicate_key;
 mod finding;
+pub mod membership;
 mod not_null;
 mod origins;
 mod provider;

@@ -18,9 +18,11 @@ use mergeberg_kernel::evidence::Violation;
 use mergeberg_kernel::ids::{RequestId, SnapshotId, TableName};
 use mergeberg_kernel::policy::OWN_RELATIONS;
 use mergeberg_kernel::reason::ReasonCode;
+use mergeberg_kernel::record::require_one_reading;
 
 use super::CheckError;
 use super::finding::{Finding, SAMPLE_KEYS, key_text};
+use super::membership::{self, Memberships};
 use super::provider::FilesTable;
 use super::session::Engine;
 use super::subject::{PinnedTable, Relation, rows_at};
@@ -130,7 +132,7 @@ pub async fn run(engine: Arc<Engine>, relations: Relations, query: String) -> Re
     Ok(Finding::of(ReasonCode::SqlCheck, scope, measured, violations).with_inputs(inputs))
 }
 
-/// The single query of a text.
+/// The single query of a text, as the engine is to take it.
 fn only_query(text: &str) -> Result<Statement, CheckError> {
     let wrong = |message: &str| Err(CheckError::Query(message.to_owned()));
     let mut statements = DFParser::parse_sql_with_dialect(text, &GenericDialect {})
@@ -139,10 +141,12 @@ fn only_query(text: &str) -> Result<Statement, CheckError> {
     if !statements.is_empty() {
         return wrong("it has more than one statement");
     }
-    match &statement {
-        Statement::Statement(inner) if matches!(inner.as_ref(), ast::Statement::Query(_)) => Ok(statement),
-        _ => wrong("it is not a SELECT"),
-    }
+    let Statement::Statement(inner) = statement else { return wrong("it is not a SELECT") };
+    let ast::Statement::Query(mut query) = *inner else { return wrong("it is not a SELECT") };
+    require_one_reading(query.as_ref()).map_err(|e| CheckError::Query(e.to_string()))?;
+    membership::write_out(&mut query, Memberships::LeftToTheEngine)
+        .map_err(|e| CheckError::Query(e.to_string()))?;
+    Ok(Statement::Statement(Box::new(ast::Statement::Query(query))))
 }
 
 /// A relation that a query reads.

@@ -1,9 +1,12 @@
 //! Recorded operations run again on a target that changed meanwhile.
 
+mod cases;
 mod choices;
 mod judge;
+mod meaning;
 mod model;
 mod operations;
 mod property;
+mod recording;
 mod text;
 mod world;

@@ -186,6 +186,72 @@ def write(catalog: Catalog, java: Any, spec: Any, partition: Any, query: str, on
     return writer.toDataFile() if on is None else writer.toDeleteFile()
 
 
+# ---- commits -----------------------------------------------------------------------------------------------
+
+
+@operation("writes")
+def java_commit(
+    catalog: Catalog,
+    table: list[str],
+    how: str,
+    select: str | None,
+    column: str,
+    value: Any,
+    branch: str = MAIN,
+    snapshot_properties: dict[str, str] = {},
+) -> None:
+    """One commit of Iceberg's core on the identity partition `column` = `value`: its rows from a query, appended or in
+    place of the partition, or none: the partition is deleted."""
+    java = catalog.java_table(table)
+    match how:
+        case "append":
+            update = java.newAppend()
+        case "replace-partitions":
+            update = java.newReplacePartitions()
+        case "delete":
+            expressions = catalog.jvm.org.apache.iceberg.expressions.Expressions
+            update = java.newDelete().deleteFromRowFilter(expressions.equal(column, value))
+        case _:
+            raise BadJob(f"no commit {how!r}")
+    if select is not None:
+        partition = catalog.jvm.org.apache.iceberg.DataFiles.data(java.spec(), f"{column}={value}")
+        file = write(catalog, java, java.spec(), partition, select, None)
+        update = update.appendFile(file) if how == "append" else update.addFile(file)
+    for key, text in snapshot_properties.items():
+        update = update.set(key, text)
+    update.toBranch(branch).commit()
+
+
+class Statement:
+    """A `Callable` that runs one statement."""
+
+    class Java:
+        implements = ["java.util.concurrent.Callable"]
+
+    def __init__(self, catalog: Catalog, statement: str) -> None:
+        self.catalog = catalog
+        self.statement = statement
+
+    def call(self) -> None:
+        self.catalog.spark.sql(self.statement).collect()
+
+
+@operation("writes")
+def commit_metadata(
+    catalog: Catalog,
+    table: list[str],
+    statement: str,
+    branch: str = MAIN,
+    snapshot_properties: dict[str, str] = {},
+) -> None:
+    """A statement under `CommitMetadata.withCommitProperties`, as Java programs run it; `{table}` is the branch."""
+    ensure_callback_server_started(catalog.spark.sparkContext._gateway)
+    name = quoted([catalog.name, *table, f"branch_{branch}"])
+    run = Statement(catalog, statement.replace("{table}", name))
+    exception = catalog.jvm.java.lang.Class.forName("java.lang.RuntimeException")
+    catalog.jvm.org.apache.iceberg.spark.CommitMetadata.withCommitProperties(snapshot_properties, run, exception)
+
+
 # ---- structure ---------------------------------------------------------------------------------------------
 
 

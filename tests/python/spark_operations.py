@@ -63,6 +63,31 @@ def overwrite(
             writer.overwrite(F.expr(condition))
 
 
+@operation("writes")
+def data_frame(
+    catalog: Catalog,
+    table: list[str],
+    how: str,
+    select: str,
+    condition: str | None = None,
+    branch: str | None = None,
+    snapshot_properties: dict[str, str] = {},
+) -> None:
+    """A data frame's write, `how` it is called, with its own option for each snapshot property."""
+    writer = catalog.spark.sql(select).writeTo(named(catalog, table, branch))
+    for key, value in snapshot_properties.items():
+        writer = writer.option("snapshot-property." + key, value)
+    match how:
+        case "append":
+            writer.append()
+        case "overwritePartitions":
+            writer.overwritePartitions()
+        case "overwrite" if condition is not None:
+            writer.overwrite(F.expr(condition))
+        case _:
+            raise BadJob(f"a data frame is not written by {how!r} under {condition!r}")
+
+
 def named(catalog: Catalog, table: list[str], branch: str | None = None) -> str:
     """In full: a namespace may have the name of a catalog."""
     return quoted([catalog.name, *table] + ([] if branch is None else [f"branch_{branch}"]))

@@ -8,6 +8,7 @@
 
 mod determinism;
 mod functions;
+mod meaning;
 mod spark;
 mod sql;
 mod statement;
@@ -20,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{SnapshotId, TableName};
 
-pub use sql::{Condition, Select};
+pub use sql::{Condition, Select, require_one_reading};
 
 /// Summary key that holds the record itself.
 pub const RECORD_KEY: &str = "mergeberg.operation";
@@ -34,6 +35,8 @@ pub const RECORD_VERSION: u32 = 1;
 pub const TARGET_ALIAS: &str = "target";
 /// The alias of a typed merge's source rows.
 pub const SOURCE_ALIAS: &str = "source";
+/// The zone of a statement that names none.
+pub const UTC: &str = "UTC";
 /// A longer record is refused before it is parsed, in bytes.
 pub const MAX_RECORD_BYTES: usize = 64 * 1024;
 
@@ -46,6 +49,8 @@ pub struct Record {
     /// The other tables that the operation reads, by the alias that its queries use.
     pub inputs: BTreeMap<String, PinnedInput>,
     pub names: Names,
+    /// Of a statement: the zone of the session that ran it, as it names it (Spark: `spark.sql.session.timeZone`).
+    pub time_zone: String,
     /// A query or condition reads the target's own rows beside those that it changes.
     pub reads_target: bool,
     /// Row count that the operation's query must produce, when it does not depend on the target.

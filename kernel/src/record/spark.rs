@@ -81,7 +81,9 @@ impl Dialect for SparkDialect {
 /// One statement, with whether its columns are matched `BY NAME`.
 pub(super) fn parse(text: &str) -> Result<(Statement, bool), RecordError> {
     let dialect = SparkDialect(DatabricksDialect {});
-    let (tokens, by_name) = prepare(tokens(&dialect, text)?);
+    let tokens = tokens(&dialect, text)?;
+    plain_numbers(&tokens)?;
+    let (tokens, by_name) = prepare(tokens);
     let mut parser = parser(&dialect, tokens);
     let mut statements = parser.parse_statements().map_err(|e| unreadable(text, &e))?;
     match (statements.pop(), statements.is_empty()) {
@@ -89,6 +91,22 @@ pub(super) fn parse(text: &str) -> Result<(Statement, bool), RecordError> {
         (None, _) => Err(RecordError::Sql("the record holds no statement".to_owned())),
         (Some(_), false) => Err(RecordError::Sql("the record holds more than one statement".to_owned())),
     }
+}
+
+/// `1.5BD`, `3S`: Spark's kinds of numbers, which the parser would take for a number and a name.
+fn plain_numbers(tokens: &[TokenWithSpan]) -> Result<(), RecordError> {
+    for pair in tokens.windows(2) {
+        if let [
+            TokenWithSpan { token: Token::Number(digits, _), .. },
+            TokenWithSpan { token: Token::Word(kind), .. },
+        ] = pair
+        {
+            return Err(RecordError::Sql(format!(
+                "the number {digits}{kind} is not supported in a recorded statement; write it with CAST"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// `PARTITION (day = 20) (id, status)`: Spark names columns after the partition, the parser reads them before it.

@@ -1,8 +1,9 @@
 //! SQL of a record, parsed once. What does not parse has no value here.
 
 use std::fmt;
+use std::ops::ControlFlow;
 
-use sqlparser::ast::{Expr, Query};
+use sqlparser::ast::{BinaryOperator, Expr, Ident, Query, Visit, Visitor};
 use sqlparser::dialect::{Dialect, GenericDialect};
 use sqlparser::parser::Parser;
 use sqlparser::tokenizer::{Token, TokenWithSpan, Tokenizer};
@@ -11,6 +12,9 @@ use super::RecordError;
 
 /// Nesting of an expression or query that is read.
 const MAX_DEPTH: usize = 64;
+
+/// No column has this name.
+const DEFAULT: &str = "\u{1}default";
 
 /// An expression: a condition, or a value.
 #[derive(Clone, PartialEq, Eq)]
@@ -29,6 +33,11 @@ impl Condition {
         let expr = parser.parse_expr().map_err(|e| unreadable(text, &e))?;
         at_end(&mut parser, text)?;
         Ok(Self(Box::new(expr)))
+    }
+
+    /// Stands for `DEFAULT` in the place of a value: the name of no column.
+    pub fn default_value() -> Self {
+        Self(Box::new(Expr::Identifier(Ident::with_quote('"', DEFAULT))))
     }
 
     pub fn expr(&self) -> &Expr {
@@ -73,6 +82,33 @@ fn at_end(parser: &mut Parser<'_>, text: &str) -> Result<(), RecordError> {
     } else {
         Err(RecordError::Sql(format!("'{}': unexpected '{rest}'", short(text))))
     }
+}
+
+/// Refuses an expression or query that the parser reads in another way than it is written.
+pub fn require_one_reading(sql: &impl Visit) -> Result<(), RecordError> {
+    struct Readings;
+    impl Visitor for Readings {
+        type Break = RecordError;
+        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<RecordError> {
+            one_reading(expr)
+        }
+    }
+    match sql.visit(&mut Readings) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(error) => Err(error),
+    }
+}
+
+/// The parser takes everything behind `IS [NOT] DISTINCT FROM` as its right side, `AND` and `OR` included.
+pub(super) fn one_reading(expr: &Expr) -> ControlFlow<RecordError> {
+    if let Expr::IsDistinctFrom(_, right) | Expr::IsNotDistinctFrom(_, right) = expr
+        && let Expr::BinaryOp { op: BinaryOperator::And | BinaryOperator::Or, .. } = right.as_ref()
+    {
+        return ControlFlow::Break(RecordError::Sql(format!(
+            "'{expr}' can be read in two ways; put parentheses around the comparison with DISTINCT FROM"
+        )));
+    }
+    ControlFlow::Continue(())
 }
 
 /// Text for a message: at most 200 characters.

@@ -14,7 +14,7 @@ use super::sql::{Condition, Select};
 use super::tables::Tables;
 use super::{
     Assignment, Columns, Merge, MergeAction, MergeClause, Names, Operation, PinnedInput, RecordError, Rows,
-    SOURCE_ALIAS, TARGET_ALIAS, When, determinism, functions,
+    SOURCE_ALIAS, TARGET_ALIAS, When, determinism, functions, meaning,
 };
 use crate::ids::TableName;
 
@@ -64,7 +64,8 @@ pub(super) fn read(
 /// What is run again must not depend on when, and must mean the same to the engine.
 fn fit(sql: &mut (impl Visit + VisitMut)) -> Result<(), RecordError> {
     determinism::check(sql)?;
-    functions::fit(sql)
+    functions::fit(sql)?;
+    meaning::write_out(sql)
 }
 
 fn unsupported<T>(what: impl std::fmt::Display) -> Result<T, RecordError> {
@@ -272,6 +273,9 @@ fn merge_clause(
                 }
                 let values = row.iter().map(|value| {
                     let mut value = value.clone();
+                    if is_default(&value) {
+                        return Ok(Condition::default_value());
+                    }
                     check_plain(&value)?;
                     tables.resolve(&mut value)?;
                     fit(&mut value)?;
@@ -316,14 +320,24 @@ fn set_clause(
             return unsupported("an assignment to several columns at once");
         };
         let column = column_of(&name, target)?;
-        tables.resolve(&mut value)?;
-        fit(&mut value)?;
+        let value = if is_default(&value) {
+            Condition::default_value()
+        } else {
+            tables.resolve(&mut value)?;
+            fit(&mut value)?;
+            Condition(Box::new(value))
+        };
         if set.iter().any(|other| other.column.to_lowercase() == column.to_lowercase()) {
             return Err(RecordError::Sql(format!("column '{column}' is set twice")));
         }
-        set.push(Assignment { column, value: Condition(Box::new(value)) });
+        set.push(Assignment { column, value });
     }
     Ok(set)
+}
+
+/// `DEFAULT`, which is no column unless it is quoted.
+fn is_default(value: &Expr) -> bool {
+    matches!(value, Expr::Identifier(Ident { value, quote_style: None, .. }) if value.eq_ignore_ascii_case("default"))
 }
 
 /// The column that is assigned, without the alias before it.

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 use sqlparser::ast::{
-    BinaryOperator, Expr, Ident, ObjectName, ObjectNamePart, Query, TableAlias, TableFactor, TableVersion,
-    Value, VisitMut, VisitorMut,
+    Expr, Ident, ObjectName, ObjectNamePart, Query, TableAlias, TableFactor, TableVersion, Value, VisitMut,
+    VisitorMut,
 };
 
-use super::{Names, PinnedInput, RecordError, TARGET_ALIAS};
+use super::{Names, PinnedInput, RecordError, TARGET_ALIAS, sql};
 use crate::ids::{SnapshotId, TableName};
 
 /// Prefix of the name by which Spark reaches a branch of a table: `shop.orders.branch_audit`.
@@ -212,16 +212,8 @@ impl VisitorMut for Tables<'_> {
         ControlFlow::Continue(())
     }
 
-    /// The parser takes everything behind `IS [NOT] DISTINCT FROM` as its right side, `AND` and `OR` included.
     fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<RecordError> {
-        if let Expr::IsDistinctFrom(_, right) | Expr::IsNotDistinctFrom(_, right) = &*expr
-            && let Expr::BinaryOp { op: BinaryOperator::And | BinaryOperator::Or, .. } = right.as_ref()
-        {
-            return ControlFlow::Break(RecordError::Sql(format!(
-                "'{expr}' can be read in two ways; put parentheses around the comparison with DISTINCT FROM"
-            )));
-        }
-        ControlFlow::Continue(())
+        sql::one_reading(expr)
     }
 
     fn pre_visit_value(&mut self, value: &mut Value) -> ControlFlow<RecordError> {

@@ -11,7 +11,7 @@ use super::statement::{self, OverwriteMode, check_plain};
 use super::tables::Tables;
 use super::{
     Assignment, Columns, MAX_RECORD_BYTES, Merge, MergeAction, MergeClause, Names, Operation, PinnedInput,
-    RECORD_VERSION, Record, RecordError, Rows, SOURCE_ALIAS, TARGET_ALIAS, When, determinism,
+    RECORD_VERSION, Record, RecordError, Rows, SOURCE_ALIAS, TARGET_ALIAS, UTC, When, determinism,
 };
 use crate::ids::TableName;
 
@@ -37,6 +37,7 @@ struct Wire {
     when_not_matched_by_source: Option<Vec<WireClause>>,
     sql: Option<String>,
     overwrite_mode: Option<String>,
+    session_timezone: Option<String>,
     #[serde(default)]
     inputs: BTreeMap<String, PinnedInput>,
     #[serde(default)]
@@ -86,6 +87,7 @@ pub(super) fn parse(text: &str, target: &TableName) -> Result<Record, RecordErro
     let id = wire.id.clone();
     let expected_rows = wire.expect.as_ref().and_then(|e| e.rows);
     let parameters = parameters(&wire.parameters)?;
+    let time_zone = time_zone(wire.session_timezone.as_deref())?;
     if wire.op == "sql" {
         let mode = match wire.overwrite_mode.as_deref() {
             None | Some("static") => OverwriteMode::Static,
@@ -97,12 +99,12 @@ pub(super) fn parse(text: &str, target: &TableName) -> Result<Record, RecordErro
         let sql = wire.sql.as_deref().unwrap_or_default();
         let read = statement::read(sql, target, wire.inputs, &parameters, mode)?;
         let statement::Read { operation, inputs, reads_target } = read;
-        return Ok(Record { id, operation, inputs, names, reads_target, expected_rows });
+        return Ok(Record { id, operation, inputs, names, time_zone, reads_target, expected_rows });
     }
     let mut tables = Tables::new(target, names, wire.inputs.clone(), &parameters);
     let operation = typed(wire, &mut tables)?;
     let Tables { inputs, reads_target, .. } = tables;
-    Ok(Record { id, operation, inputs, names, reads_target, expected_rows })
+    Ok(Record { id, operation, inputs, names, time_zone, reads_target, expected_rows })
 }
 
 /// Keys that the operation takes beside `v`, `id` and `op`; those with `!` it needs.
@@ -120,7 +122,7 @@ fn keys_of(op: &str) -> &'static [&'static str] {
             "inputs",
             "parameters",
         ],
-        "sql" => &["sql!", "overwrite-mode", "inputs", "parameters", "expect"],
+        "sql" => &["sql!", "overwrite-mode", "session-timezone", "inputs", "parameters", "expect"],
         _ => &["expect"],
     }
 }
@@ -140,6 +142,7 @@ fn check_fields(wire: &Wire, target: &TableName) -> Result<(), RecordError> {
         when_not_matched_by_source,
         sql,
         overwrite_mode,
+        session_timezone,
         inputs,
         parameters,
         expect,
@@ -160,6 +163,7 @@ fn check_fields(wire: &Wire, target: &TableName) -> Result<(), RecordError> {
         ("when-not-matched-by-source", when_not_matched_by_source.is_some(), true),
         ("sql", sql.is_some(), full(sql)),
         ("overwrite-mode", overwrite_mode.is_some(), true),
+        ("session-timezone", session_timezone.is_some(), true),
         ("inputs", !inputs.is_empty(), true),
         ("parameters", !parameters.is_empty(), true),
         ("expect", expect.is_some(), true),
@@ -185,6 +189,21 @@ fn check_fields(wire: &Wire, target: &TableName) -> Result<(), RecordError> {
         Some((alias, _)) => Err(RecordError::PinsTarget { alias: alias.clone() }),
         None => Ok(()),
     }
+}
+
+/// A zone as Spark names it. Which zones there are is the engine's to know.
+fn time_zone(given: Option<&str>) -> Result<String, RecordError> {
+    let Some(zone) = given else { return Ok(UTC.to_owned()) };
+    let is_name = |ch: char| ch.is_ascii_alphanumeric() || matches!(ch, '/' | '_' | '+' | '-' | ':');
+    if zone.is_empty() || !zone.chars().all(is_name) {
+        return Err(malformed(format!(
+            "'session-timezone' is '{zone}'; name a zone as in Europe/Berlin, or an offset as in +02:00"
+        )));
+    }
+    Ok(match zone {
+        "Z" | "GMT" | "Etc/UTC" | "+00:00" => UTC.to_owned(),
+        other => other.to_owned(),
+    })
 }
 
 fn parameters(given: &Map<String, Json>) -> Result<BTreeMap<String, Value>, RecordError> {

@@ -160,6 +160,57 @@ fn only_functions_that_do_the_same_are_let_through() {
 }
 
 #[test]
+fn what_sparks_words_mean_is_written_out() {
+    let filter = |text: &str| shown(&format!("DELETE FROM shop.orders WHERE {text}"));
+    for (spark, meant) in [
+        ("a BETWEEN 1 AND '2'", "(a >= 1 AND a <= '2')"),
+        ("a NOT BETWEEN 1 AND 2", "NOT (a >= 1 AND a <= 2)"),
+        ("a IN (1, '2', b)", "((a = 1 OR a = '2') OR a = b)"),
+        ("a NOT IN (1)", "NOT (a = 1)"),
+        ("CASE a WHEN '1' THEN 2 END = b", "CASE WHEN a = '1' THEN CAST(2 AS INT) END = b"),
+        ("nullif(a, '3') = 1", "CASE WHEN a = '3' THEN NULL ELSE a END = 1"),
+        ("-a = 1", "(0 - (a)) = 1"),
+        ("a = -1", "a = -1"),
+        ("a = 10L", "a = CAST(10 AS BIGINT)"),
+        ("a = 1e3", "a = CAST('1e3' AS DOUBLE)"),
+        ("a = CAST(b AS DECIMAL)", "CAST(b AS DECIMAL(10,0))"),
+        ("a = TIMESTAMP '2026-08-20 00:00:00'", "TIMESTAMP(6) WITH TIME ZONE '2026-08-20 00:00:00'"),
+        ("a = CAST(b AS TIMESTAMP_NTZ)", "CAST(b AS TIMESTAMP(6) WITHOUT TIME ZONE)"),
+        ("a = to_timestamp(b)", "CAST(b AS TIMESTAMP(6) WITH TIME ZONE)"),
+    ] {
+        let text = filter(spark);
+        assert!(text.contains(meant), "{spark}: {text}");
+    }
+    for number in ["1.5BD", "3S", "2.5D"] {
+        let error = statement(&format!("DELETE FROM shop.orders WHERE a = {number}")).expect_err(number);
+        assert!(error.to_string().contains("write it with CAST"), "{error}");
+    }
+    // As many values as a record can hold do not nest deeper than a few.
+    let many: Vec<String> = (0..5000).map(|value| value.to_string()).collect();
+    assert!(statement(&format!("DELETE FROM shop.orders WHERE a IN ({})", many.join(", "))).is_ok());
+}
+
+#[test]
+fn a_statement_names_the_zone_of_its_session() {
+    let with = |zone: Value| {
+        parse(
+            &json!({
+                "v": 1, "id": "x", "op": "sql", "sql": "DELETE FROM shop.orders", "session-timezone": zone,
+            })
+            .to_string(),
+        )
+    };
+    assert_eq!(with(json!("Europe/Berlin")).unwrap().time_zone, "Europe/Berlin");
+    assert_eq!(with(json!("Etc/UTC")).unwrap().time_zone, "UTC");
+    assert_eq!(statement("DELETE FROM shop.orders").unwrap().time_zone, "UTC");
+    for wrong in [json!(""), json!("Europe/Berlin'"), json!(2)] {
+        assert!(matches!(with(wrong), Err(RecordError::Malformed(_))));
+    }
+    let typed = r#"{"v":1,"id":"x","op":"delete-where","where":"true","session-timezone":"UTC"}"#;
+    assert!(matches!(parse(typed), Err(RecordError::Malformed(_))), "its times are in UTC");
+}
+
+#[test]
 fn deletes_and_updates_of_statements() {
     assert!(shown("DELETE FROM shop.orders").contains("`true`"));
     assert!(shown("DELETE FROM shop.orders o WHERE o.id = 3").contains(r#"target: "o""#));

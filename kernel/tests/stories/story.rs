@@ -101,6 +101,7 @@ pub fn record(id: &str, operation: Operation) -> Record {
         operation,
         inputs,
         names: Names::Exact,
+        time_zone: mergeberg_kernel::record::UTC.to_owned(),
         reads_target: false,
         expected_rows: None,
     }

@@ -29,6 +29,30 @@ async fn a_query_reads_candidate_touched_and_base() {
     assert_eq!((evidence.scope.as_str(), blamed(&evidence)), ("touched", vec![(vec![11], false, 1)]));
 }
 
+/// The engine alone takes unknown for false beside an `OR` and under a `NOT`.
+#[tokio::test]
+async fn a_row_of_which_nobody_knows_whether_it_is_in_a_set_is_not_outside_of_it() {
+    let mut lab = OrdersLab::new().await;
+    let a = lab.snapshot(None, &orders(1, &[1, 2]), &[]).await;
+    let cars = [car(&lab, 11, None, &[a]).await];
+    let known = "(SELECT CASE WHEN order_id = 1 THEN order_id END FROM candidate)";
+    for (filter, rows) in [
+        ("order_id NOT IN known", 0),
+        ("order_id NOT IN known OR order_id > 9", 0),
+        ("NOT (order_id IN known AND order_id > 0)", 0),
+        ("(order_id IN known) IS NULL", 1),
+        ("order_id IN known OR order_id > 9", 1),
+    ] {
+        let query = format!("SELECT order_id FROM candidate WHERE {}", filter.replace("known", known));
+        let evidence = run(&lab, &cars, &sql(&query)).await;
+        assert_eq!(measured(&evidence, "rows"), rows.to_string(), "{query}: {evidence:?}");
+    }
+    could_not_run(
+        &run(&lab, &cars, &sql("SELECT 1 FROM candidate WHERE order_id IS DISTINCT FROM 1 AND order_id > 0"))
+            .await,
+    );
+}
+
 #[tokio::test]
 async fn a_query_that_is_not_one_select_is_not_run() {
     let mut lab = OrdersLab::new().await;

@@ -1,5 +1,9 @@
 //! Spark as judge: it runs a statement on a branch and says so in the snapshot; the target changes; the queue
 //! merges. The rows must be those that Spark itself leaves when it runs the statement on the changed target.
+//!
+//! A test run plays each statement after two of the five things that may have happened on the target.
+//! `MERGEBERG_REPLAY_MATRIX=1 scripts/spark cargo test --test it replays::judge` plays each after each, in both formats
+//! and modes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -14,7 +18,14 @@ use crate::support::child::real_now;
 use crate::support::json_rows;
 use crate::support::spark::Spark;
 
+/// Things that happen on the target: see [`meanwhile`].
+const MEANWHILE: usize = 5;
+/// Set: every statement after each of them.
+const MATRIX: &str = "MERGEBERG_REPLAY_MATRIX";
 const FEED: &str = "test.raw.feed";
+
+/// `INSERT *` with the columns that source and target have.
+const INSERT_ALL: &str = "INSERT (id, day, status, amount) VALUES (s.id, s.day, s.status, s.amount)";
 
 /// Every form once; `{t}` is the table, at a branch.
 const STATEMENTS: [&str; 9] = [
@@ -65,7 +76,7 @@ async fn meanwhile(world: &World, spark: &mut Spark, turn: usize) {
     let sql = |spark: &mut Spark, statement: &str| {
         spark.ok(&world.house, "sql", json!({ "statements": statement }));
     };
-    match turn % 5 {
+    match turn % MEANWHILE {
         0 => {
             // Appended first, so that there is something to compact.
             world
@@ -121,6 +132,10 @@ async fn play(spark: &mut Spark, version: u8, mode: &str, shift: usize) {
     world.house.clock.store(real_now(), Ordering::SeqCst);
     let mut rebased = 0;
     for (turn, statement) in STATEMENTS.iter().enumerate() {
+        let adds_column = (turn + shift) % MEANWHILE == MEANWHILE - 1;
+        // Not what a serial run takes: the source does not have the new column.
+        let statement =
+            if adds_column { statement.replace("INSERT *", INSERT_ALL) } else { (*statement).to_owned() };
         let (work, serial) = (format!("work{turn}"), format!("serial{turn}"));
         world.house.branch(&work).await;
         let ran = statement.replace("{t}", &format!("`test`.`shop`.`orders`.`branch_{work}`"));
@@ -137,7 +152,7 @@ async fn play(spark: &mut Spark, version: u8, mode: &str, shift: usize) {
         meanwhile(&world, spark, turn + shift).await;
         world.house.branch(&serial).await;
         let judged = statement.replace("{t}", &format!("`test`.`shop`.`orders`.`branch_{serial}`"));
-        let told = format!("v{version} {mode}, after {}: {ran}", (turn + shift) % 5);
+        let told = format!("v{version} {mode}, after {}: {ran}", (turn + shift) % MEANWHILE);
         spark
             .ask(&world.house, "sql", json!({ "statements": judged }))
             .unwrap_or_else(|e| panic!("{told}: {e}"));
@@ -159,6 +174,16 @@ async fn play(spark: &mut Spark, version: u8, mode: &str, shift: usize) {
 async fn what_is_run_again_is_what_spark_does_on_the_changed_target() {
     let Some(mut spark) = Spark::start() else { return };
     assert!(STATEMENTS.iter().any(|statement| statement.contains(FEED)));
-    play(&mut spark, 2, "copy-on-write", 0).await;
-    play(&mut spark, 3, "merge-on-read", 2).await;
+    if std::env::var_os(MATRIX).is_none() {
+        play(&mut spark, 2, "copy-on-write", 0).await;
+        play(&mut spark, 3, "merge-on-read", 2).await;
+        return;
+    }
+    for (version, mode) in
+        [(2, "copy-on-write"), (2, "merge-on-read"), (3, "copy-on-write"), (3, "merge-on-read")]
+    {
+        for shift in 0..MEANWHILE {
+            play(&mut spark, version, mode, shift).await;
+        }
+    }
 }

@@ -20,16 +20,16 @@ use super::model::{Row, Value};
 use super::world::{POLICY, World, batch, definition, texts};
 use crate::support::main_branch;
 
-fn row(id: i64, day: i64, status: &str, amount: i64) -> Row {
+pub fn row(id: i64, day: i64, status: &str, amount: i64) -> Row {
     [Value::Int(id), Value::Int(day), Value::Text(status.to_owned()), Value::Int(amount)]
 }
 
-fn base() -> Vec<Row> {
+pub fn base() -> Vec<Row> {
     vec![row(1, 20, "new", 10), row(2, 20, "new", 20), row(3, 21, "new", 30)]
 }
 
 /// By day, rows 1 to 3; the feed holds 2 and 4.
-async fn by_day(properties: &[(&str, &str)], version: u8) -> World {
+pub async fn by_day(properties: &[(&str, &str)], version: u8) -> World {
     let mut table = definition().partitioned_by("day", "identity").format_version(version);
     for (key, value) in properties {
         table = table.property(key, value);
@@ -37,12 +37,12 @@ async fn by_day(properties: &[(&str, &str)], version: u8) -> World {
     World::new(table, &base(), &[row(2, 20, "paid", 21), row(4, 22, "paid", 40)]).await
 }
 
-fn sql(world: &World, sql: &str) -> Json {
+pub fn sql(world: &World, sql: &str) -> Json {
     json!({"v": 1, "id": "s", "op": "sql", "sql": sql, "inputs": world.inputs()})
 }
 
 /// The branch ran `record`, which left `after`; main got a row of the 20th meanwhile. What main holds then.
-async fn rebased(world: &World, record: &Json, after: &[Row]) -> Vec<String> {
+pub async fn rebased(world: &World, record: &Json, after: &[Row]) -> Vec<String> {
     world.house.branch("work").await;
     world.recorded("work", record, after).await;
     world.write("main", "append", &[row(9, 20, "late", 90)], false, BTreeMap::new()).await;
@@ -222,6 +222,28 @@ async fn what_spark_would_answer_otherwise_is_refused() {
         ("UPDATE shop.orders SET amount = 1 / (id - 9)", "division by zero"),
         ("UPDATE shop.orders SET status = id / 2", "as text looks different"),
         ("UPDATE shop.orders SET status = CAST(id / 2 AS STRING)", "as text looks different"),
+        ("UPDATE shop.orders SET amount = amount + 9223372036854775800", "arithmetic overflow in Int64"),
+        ("UPDATE shop.orders SET amount = 1 % (id - 9)", "division by zero"),
+        ("UPDATE shop.orders SET amount = round(id / 3)", "rounds otherwise"),
+        ("UPDATE shop.orders SET status = CASE WHEN id = 1 THEN id ELSE status END", "say so with CAST"),
+        ("UPDATE shop.orders SET amount = CAST(id / 3 AS DECIMAL(9, 2))", "is a fraction"),
+        (
+            "UPDATE shop.orders SET amount = (SELECT avg(CAST(id AS DECIMAL(9, 2))) FROM raw.feed)",
+            "an average",
+        ),
+        ("DELETE FROM shop.orders WHERE CAST(id AS TIMESTAMP) IS NULL", "another value here"),
+        (
+            "DELETE FROM shop.orders WHERE DATE '2026-08-20' - DATE '2026-08-19' IS NULL",
+            "not known to be the same",
+        ),
+        (
+            "UPDATE shop.orders SET amount = CAST(id AS DECIMAL(30, 0)) * CAST(id AS DECIMAL(30, 0))",
+            "38 digits",
+        ),
+        (
+            "INSERT INTO shop.orders (amount) SELECT sum(amount + 9223372036854775000) FROM shop.orders",
+            "overflow",
+        ),
     ] {
         let world = by_day(&[], 2).await;
         world.house.branch("work").await;
@@ -284,6 +306,49 @@ async fn an_operation_knows_the_columns_of_its_time() {
     let mut expected = vec![after[0].clone(), row(9, 20, "late", 90)];
     expected.extend(rest);
     assert_eq!(world.house.texts("main").await, texts(&expected, "|-"), "the renamed column, by its id");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_without_a_value_gets_the_columns_default() {
+    let typed = json!({
+        "v": 1, "id": "s", "op": "merge-into", "source": "SELECT * FROM feed", "on": "target.id = source.id",
+        "when-not-matched": [{"insert": {"id": "source.id", "day": "source.day", "amount": "source.amount"}}],
+    });
+    let open = |id: i64, day: i64, amount: i64| row(id, day, "open", amount);
+    let base = |changed: &[Row]| [base(), changed.to_vec()].concat();
+    for (statement, after) in [
+        (
+            "UPDATE shop.orders SET status = DEFAULT, amount = default WHERE id = 1",
+            vec![
+                [Value::Int(1), Value::Int(20), Value::Text("open".to_owned()), Value::Null],
+                row(2, 20, "new", 20),
+                row(3, 21, "new", 30),
+            ],
+        ),
+        (
+            "MERGE INTO shop.orders t USING raw.feed s ON t.id = s.id WHEN MATCHED THEN UPDATE SET status = DEFAULT \
+             WHEN NOT MATCHED THEN INSERT (id, day, status, amount) VALUES (s.id, s.day, DEFAULT, s.amount)",
+            vec![row(1, 20, "new", 10), open(2, 20, 20), row(3, 21, "new", 30), open(4, 22, 40)],
+        ),
+        ("", base(&[open(4, 22, 40)])),
+        (
+            "INSERT INTO shop.orders (id, day, amount) SELECT id + 100, day, amount FROM shop.orders WHERE id < 3",
+            base(&[open(101, 20, 10), open(102, 20, 20)]),
+        ),
+    ] {
+        let world = by_day(&[], 3).await;
+        world.house.change_schema(0, |fields| fields[2]["write-default"] = json!("open")).await;
+        world.house.branch("work").await;
+        let mut record = if statement.is_empty() { typed.clone() } else { sql(&world, statement) };
+        record["inputs"] = world.inputs();
+        let mut after = after;
+        world.recorded("work", &record, &after).await;
+        world.write("main", "append", &[row(9, 20, "late", 90)], false, BTreeMap::new()).await;
+        let (state, classified, detail) = world.merge("work").await;
+        assert_eq!((state.as_str(), classified.as_str()), ("landed", "rebase"), "{record}: {detail}");
+        after.push(row(9, 20, "late", 90));
+        assert_eq!(world.house.texts("main").await, texts(&after, ""), "{record}");
+    }
 }
 
 // Records that stand in the ledger.
@@ -435,68 +500,6 @@ async fn rule_s1_a_class_says_what_its_operations_may_read() {
         world.write("main", "append", &[row(9, 20, "late", 90)], false, BTreeMap::new()).await;
         assert_eq!(world.merge("work").await.0, ends, "{reads}");
     }
-}
-
-// Public reports.
-
-#[tokio::test(flavor = "multi_thread")]
-async fn case_o08_a_row_level_merge_is_run_again_and_never_half_applied() {
-    let world = by_day(&[("write.update.mode", "merge-on-read")], 2).await;
-    let pay = "UPDATE shop.orders SET status = 'paid' WHERE id = 1";
-    let after = [row(1, 20, "paid", 10), row(2, 20, "new", 20), row(3, 21, "new", 30)];
-    let mut expected = after.to_vec();
-    expected.push(row(9, 20, "late", 90));
-    assert_eq!(rebased(&world, &sql(&world, pay), &after).await, texts(&expected, ""));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn case_o11_a_delete_finds_its_rows_in_the_compacted_file() {
-    for mode in ["copy-on-write", "merge-on-read"] {
-        let world = by_day(&[("write.delete.mode", mode)], 2).await;
-        world.house.branch("work").await;
-        let rest = [row(1, 20, "new", 10), row(3, 21, "new", 30)];
-        world.recorded("work", &sql(&world, "DELETE FROM shop.orders WHERE id = 2"), &rest).await;
-        world.write("main", "replace", &base(), true, BTreeMap::new()).await;
-        let (state, classified, detail) = world.merge("work").await;
-        assert_eq!((state.as_str(), classified.as_str()), ("landed", "rebase"), "{detail}");
-        assert_eq!(world.house.texts("main").await, texts(&rest, ""), "{mode}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn case_o12_an_update_does_not_bring_back_what_was_deleted_meanwhile() {
-    let world = by_day(&[], 2).await;
-    world.house.branch("work").await;
-    let after = [row(1, 20, "paid", 10), row(2, 20, "new", 20), row(3, 21, "new", 30)];
-    world.recorded("work", &sql(&world, "UPDATE shop.orders SET status = 'paid' WHERE id = 1"), &after).await;
-    let rest = [row(1, 20, "new", 10), row(3, 21, "new", 30)];
-    world.write("main", "overwrite", &rest, true, BTreeMap::new()).await;
-    let (state, classified, detail) = world.merge("work").await;
-    assert_eq!((state.as_str(), classified.as_str()), ("landed", "rebase"), "{detail}");
-    assert_eq!(world.house.texts("main").await, texts(&[row(1, 20, "paid", 10), row(3, 21, "new", 30)], ""));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn case_o13_two_inserts_of_one_new_key_come_to_one_row() {
-    let world = by_day(&[], 2).await;
-    let insert = "MERGE INTO shop.orders t USING raw.feed s ON t.id = s.id WHEN NOT MATCHED THEN INSERT *";
-    let mut after = base();
-    after.push(row(4, 22, "paid", 40));
-    for name in ["one", "two"] {
-        world.house.branch(name).await;
-        let mut record = sql(&world, insert);
-        record["id"] = json!(name);
-        let summary = BTreeMap::from([("mergeberg.operation".to_owned(), record.to_string())]);
-        // The engine's commit only adds: nothing in it tells that it depends on what was there.
-        world.write(name, "append", &[row(4, 22, "paid", 40)], false, summary).await;
-    }
-    let requests = [world.house.enqueue("one").await, world.house.enqueue("two").await];
-    world.house.drain().await;
-    for request in requests {
-        assert_eq!(world.house.state(request).await, "landed", "{}", world.house.detail(request).await);
-    }
-    assert_eq!(world.house.texts("main").await, texts(&after, ""), "the second finds the row of the first");
-    world.house.assert_sound().await;
 }
 
 // Row lineage.

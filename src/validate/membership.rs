@@ -19,13 +19,13 @@ const ONE: &str = "\u{1}one";
 
 /// What becomes of a `NOT IN` that is a condition of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Memberships {
+pub enum Memberships {
     LeftToTheEngine,
     WrittenOut,
 }
 
 /// Writes them out wherever it matters in a query.
-pub(super) fn write_out(query: &mut Query, memberships: Memberships) -> Result<(), RecordError> {
+pub fn write_out(query: &mut Query, memberships: Memberships) -> Result<(), RecordError> {
     match query.visit(&mut Queries { alone: memberships == Memberships::LeftToTheEngine }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(error) => Err(error),
