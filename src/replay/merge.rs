@@ -166,7 +166,7 @@ impl Sides<'_> {
         };
         for (at, value) in set {
             if let (Some(slot), Some(target)) = (row.get_mut(at), columns.all.get(at)) {
-                *slot = cast(value, target.data_type.clone());
+                *slot = self.session.assigned(value, &target.data_type);
             }
         }
         Ok(Some(row))

@@ -9,6 +9,7 @@ mod changes;
 mod columns;
 mod error;
 mod filter;
+mod in_zone;
 mod merge;
 mod plan;
 mod rewrite;

@@ -142,7 +142,7 @@ async fn updated(
         let value = if defaults.contains(&at) {
             target.default_value()
         } else {
-            cast(column(&hidden(at)), target.data_type.clone())
+            session.assigned(column(&hidden(at)), &target.data_type)
         };
         value.alias(hidden(at))
     }));
@@ -198,7 +198,7 @@ async fn given(session: &Session, rows: &Rows, inside: Option<&Condition>) -> Re
     let mut columns = vec![lit(0_i32).alias(CLAUSE)];
     for (at, target) in session.columns.all.iter().enumerate() {
         let value = match values.get(at).cloned().flatten() {
-            Some(value) => cast(value, target.data_type.clone()),
+            Some(value) => session.assigned(value, &target.data_type),
             None => target.default_value(),
         };
         columns.push(value.alias(hidden(at)));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::DataType;
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{DFSchema, DataFusionError, Result};
 use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawBinaryExpr};
 use datafusion::logical_expr::{
@@ -11,8 +11,6 @@ use datafusion::logical_expr::{
 };
 use datafusion::prelude::DataFrame;
 use datafusion::sql::sqlparser::ast::BinaryOperator;
-
-use mergeberg_kernel::record::UTC;
 
 use super::arithmetic::{self, Arithmetic, Zero, is_text, number_for};
 use super::error::ReplayError;
@@ -35,9 +33,9 @@ impl ExprPlanner for SparkOperators {
             return Ok(planned.map_or(PlannerResult::Original(expr), PlannerResult::Planned));
         }
         let Some(op) = comparison(&expr.op) else { return Ok(PlannerResult::Original(expr)) };
-        // Text beside a number is one.
-        let left = number_for(&left, &right).unwrap_or(left);
-        let right = number_for(&right, &left).unwrap_or(right);
+        // Text beside a number is one, a day or local time beside a time with a zone is one there.
+        let left = number_for(&left, &right).or_else(|| zone_for(&left, &right)).unwrap_or(left);
+        let right = number_for(&right, &left).or_else(|| zone_for(&right, &left)).unwrap_or(right);
         let is_float = left.is_floating() || right.is_floating();
         let fitted = |side: Expr, to: &DataType| -> Result<Expr> {
             let is = side.get_type(schema)?;
@@ -49,6 +47,16 @@ impl ExprPlanner for SparkOperators {
         };
         let (left, right) = (fitted(expr.left, &left)?, fitted(expr.right, &right)?);
         Ok(PlannerResult::Planned(Expr::BinaryExpr(BinaryExpr::new(Box::new(left), op, Box::new(right)))))
+    }
+}
+
+/// The type that a day or a local time is read as beside the other.
+fn zone_for(local: &DataType, other: &DataType) -> Option<DataType> {
+    match (local, other) {
+        (DataType::Date32 | DataType::Timestamp(_, None), DataType::Timestamp(_, Some(_))) => {
+            Some(other.clone())
+        }
+        _ => None,
     }
 }
 
@@ -76,15 +84,29 @@ pub(super) fn check(rows: &DataFrame) -> std::result::Result<(), ReplayError> {
     if let Some(what) = look.differs {
         return Err(DataFusionError::Plan(format!("{what}; record the operation in its typed form")).into());
     }
-    if look.as_text.len() > said.len() {
-        let new = look.as_text.iter().find(|cast| !said.contains(cast));
-        return Err(DataFusionError::Plan(format!(
-            "{} is brought to text here beside a text, and not in Spark; say so with CAST",
-            new.or(look.as_text.first()).map_or("a value", String::as_str)
-        ))
-        .into());
+    let mut said = said;
+    for value in look.as_text {
+        // Each that was said stands for one.
+        match said.iter().position(|one| *one == value) {
+            Some(at) => drop(said.swap_remove(at)),
+            None => {
+                let what = format!("{value} is brought to text here beside a text, and not in Spark");
+                return Err(DataFusionError::Plan(format!("{what}; say so with CAST")).into());
+            }
+        }
     }
     Ok(())
+}
+
+/// Without the casts in it, of which the engine adds some.
+fn bare(expr: &Expr) -> Result<String> {
+    let bare = expr.clone().transform_up(|expr| {
+        Ok(match expr {
+            Expr::Cast(Cast { expr, .. }) | Expr::TryCast(TryCast { expr, .. }) => Transformed::yes(*expr),
+            other => Transformed::no(other),
+        })
+    })?;
+    Ok(bare.data.to_string())
 }
 
 /// What stands in a plan.
@@ -114,7 +136,7 @@ impl Look {
             Expr::Cast(Cast { expr: inner, data_type })
             | Expr::TryCast(TryCast { expr: inner, data_type }) => {
                 if let Some(from) = type_of(inner, schemas) {
-                    self.cast(inner, &from, data_type, takes_text);
+                    self.cast(inner, &from, data_type, takes_text)?;
                 }
             }
             Expr::AggregateFunction(function) if function.func.name() == "avg" => {
@@ -149,14 +171,14 @@ impl Look {
         }
     }
 
-    fn cast(&mut self, inner: &Expr, from: &DataType, to: &DataType, takes_text: bool) {
+    fn cast(&mut self, inner: &Expr, from: &DataType, to: &DataType, takes_text: bool) -> Result<()> {
         let is_time = |of: &DataType| of.is_temporal();
         if is_text(to) && !is_text(from) && !from.is_null() {
             if from.is_floating() || (is_time(from) && *from != DataType::Date32) {
                 self.differs(format!("{inner} as text looks different here than in Spark"));
             }
             if !takes_text {
-                self.as_text.push(inner.to_string());
+                self.as_text.push(bare(inner)?);
             }
         }
         if from.is_floating() && to.is_decimal() {
@@ -164,15 +186,11 @@ impl Look {
                 "{inner} is a fraction, which as a decimal rounds otherwise here than in Spark"
             ));
         }
-        if let (DataType::Timestamp(_, Some(zone)), DataType::Timestamp(_, None)) = (from, to)
-            && !matches!(zone.as_ref(), UTC | "+00:00")
-        {
-            self.differs(format!("{inner} without its zone {zone} is another time here than in Spark"));
-        }
         let is_number = |of: &DataType| of.is_numeric() || *of == DataType::Boolean;
         if (is_number(from) && is_time(to)) || (is_time(from) && is_number(to)) {
             self.differs(format!("{inner} as {to} is another value here than in Spark"));
         }
+        Ok(())
     }
 
     fn differs(&mut self, what: String) {

@@ -15,10 +15,11 @@ use datafusion::sql::parser::Statement as EngineStatement;
 use datafusion::sql::sqlparser::ast::{Expr as SqlExpr, ExprWithAlias, Query, Statement};
 use mergeberg_kernel::ids::SchemaId;
 use mergeberg_kernel::reason::ReasonCode;
-use mergeberg_kernel::record::{Names, PinnedInput, Record, TARGET_ALIAS, UTC};
+use mergeberg_kernel::record::{Names, PinnedInput, Record, TARGET_ALIAS};
 
 use super::columns::{TargetColumns, column, folded, hidden};
 use super::error::ReplayError;
+use super::in_zone::{ZonesByOurselves, is_utc};
 use super::semantics::SparkOperators;
 use super::sum::CheckedSum;
 use crate::table::catalog::{Catalog, CatalogError};
@@ -98,6 +99,7 @@ impl Session {
             let mut state = state.write();
             state.register_expr_planner(Arc::new(SparkOperators))?;
             state.register_udaf(Arc::new(AggregateUDF::from(CheckedSum::new())))?;
+            state.add_analyzer_rule(Arc::new(ZonesByOurselves));
         }
         let reader = Arc::new(RowReader::new(table, table.facts.current_schema_id)?);
         let then = RowReader::new(table, written_under)?;
@@ -181,6 +183,18 @@ impl Session {
         })
     }
 
+    /// The value as one of the target's column. A local time, a day or a text that becomes a time with a zone is one
+    /// of the statement's zone.
+    pub fn assigned(&self, value: Expr, data_type: &DataType) -> Expr {
+        let value = match (&self.zone, data_type) {
+            (Some(zone), DataType::Timestamp(unit, Some(_))) if !is_utc(zone) => {
+                cast(value, DataType::Timestamp(*unit, Some(Arc::clone(zone))))
+            }
+            _ => value,
+        };
+        cast(value, data_type.clone())
+    }
+
     fn register(&self, name: &str, files: FilesTable, columns: Vec<Expr>) -> Result<(), ReplayError> {
         let view = self.context.read_table(Arc::new(files))?.select(columns)?.into_view();
         self.context.register_table(TableReference::bare(name.to_owned()), view)?;
@@ -230,10 +244,6 @@ fn zone_of(record: &Record) -> Result<Arc<str>, ReplayError> {
             ),
         )),
     }
-}
-
-fn is_utc(zone: &str) -> bool {
-    zone == UTC
 }
 
 /// Nested, or by itself.

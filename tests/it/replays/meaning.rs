@@ -24,7 +24,7 @@ const LATE: &str = "(8, 8, 8.05, 0.0D, TIMESTAMP '2026-08-20 21:59:59', TIMESTAM
     DATE '2026-08-20', 'late')";
 
 /// `{t}` is the table; the zone is that of the session.
-const SAME: [(&str, &str); 16] = [
+const SAME: [(&str, &str); 23] = [
     (
         "UTC",
         "UPDATE {t} SET price = price * 1.15 + id, ratio = ratio + 1.15 WHERE price > 1.1 OR ratio < 1e0",
@@ -59,6 +59,32 @@ const SAME: [(&str, &str); 16] = [
     ("Europe/Berlin", "UPDATE {t} SET day = CAST(at AS DATE) WHERE at < TIMESTAMP '2026-09-01 00:00:00'"),
     ("Europe/Berlin", "UPDATE {t} SET at = date_trunc('DAY', at) + INTERVAL '1' DAY WHERE id < 5 OR id = 8"),
     ("America/New_York", "DELETE FROM {t} WHERE at < day OR local > TIMESTAMP '2026-08-20 23:45:00'"),
+    ("Europe/Berlin", "DELETE FROM {t} WHERE at > day OR at <> local"),
+    ("Europe/Berlin", "UPDATE {t} SET status = 'that day' WHERE CAST(at AS DATE) = DATE '2026-08-20'"),
+    (
+        "Europe/Berlin",
+        "UPDATE {t} SET status = 'wall' WHERE CAST(at AS TIMESTAMP_NTZ) >= TIMESTAMP_NTZ '2026-08-20 00:30:00' AND \
+         CAST(at AS TIMESTAMP_NTZ) < TIMESTAMP_NTZ '2026-10-25 01:30:00'",
+    ),
+    (
+        "Europe/Berlin",
+        "UPDATE {t} SET status = 'there' WHERE CAST(local AS TIMESTAMP) < TIMESTAMP '2026-08-20 23:30:00' OR \
+         CAST(day AS TIMESTAMP) = TIMESTAMP '2026-10-25 00:00:00'",
+    ),
+    (
+        "Europe/Berlin",
+        "UPDATE {t} SET at = TIMESTAMP_NTZ '2026-10-25 02:30:00', local = at WHERE local BETWEEN day AND \
+         TIMESTAMP_NTZ '2026-08-21 00:00:00'",
+    ),
+    (
+        "America/New_York",
+        "UPDATE {t} SET at = TIMESTAMP_NTZ '2026-03-08 02:30:00', local = at, day = at WHERE at IN (local, day, \
+         TIMESTAMP '2026-08-19 18:30:00')",
+    ),
+    (
+        "Europe/Berlin",
+        "INSERT INTO {t} (id, at, local) SELECT id + 100, day, at FROM {t} WHERE at < local + INTERVAL '1' DAY",
+    ),
     (
         "+02:00",
         "UPDATE {t} SET at = local, day = to_date('2026-08-20') WHERE id < 3 OR at > to_timestamp('2026-08-20 00:00:00')",
