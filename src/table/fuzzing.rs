@@ -1,12 +1,16 @@
 //! What the fuzz targets in `fuzz/` call: parsers of what other writers leave, on any bytes.
 
+use bytes::Bytes;
 use iceberg::io::FileIO;
-use iceberg::spec::{FormatVersion, ManifestContentType, ManifestFile, PartitionSpec};
+use iceberg::spec::{DataFileFormat, FormatVersion, ManifestContentType, ManifestFile, PartitionSpec};
 
 use super::avro::header_cache::HeaderCache;
+use super::formats::MemoryFile;
 use super::loaded::LoadedTable;
 use super::manifest_codec;
 use super::manifests::decode_list;
+
+const ROWS_AT_ONCE: usize = 100;
 
 /// A metadata file.
 pub fn metadata(bytes: &[u8]) {
@@ -27,6 +31,26 @@ pub fn manifest_list(bytes: &[u8]) {
 pub fn manifest(bytes: &[u8]) {
     let (listed, spec) = (listed_manifest(), PartitionSpec::unpartition_spec());
     drop(manifest_codec::decode(&listed, bytes, &spec, &HeaderCache::default()));
+}
+
+/// A data file in Avro.
+pub fn avro_file(bytes: &[u8]) {
+    rows(bytes, DataFileFormat::Avro);
+}
+
+/// A data file in ORC.
+pub fn orc_file(bytes: &[u8]) {
+    rows(bytes, DataFileFormat::Orc);
+}
+
+fn rows(bytes: &[u8], format: DataFileFormat) {
+    let Ok(file) = MemoryFile::open(Bytes::copy_from_slice(bytes), format) else { return };
+    let columns = (0..file.columns().len()).collect();
+    if let Ok(batches) = file.select(columns, ROWS_AT_ONCE) {
+        for batch in batches {
+            drop(batch);
+        }
+    }
 }
 
 /// A list's entry of a manifest of which nothing is known.
