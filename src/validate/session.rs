@@ -12,6 +12,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use datafusion::arrow::datatypes::Schema;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::error::{DataFusionError, Result as DataFusionResult};
@@ -200,7 +201,8 @@ impl OptimizerRule for NoNullAwareJoins {
 }
 
 /// Two rows whose condition beside the equal values is unknown are no match. The engine's full join by sorting takes
-/// them for one (apache/datafusion, pull request 21660), so each such condition is asked whether it is true.
+/// them for one (apache/datafusion, pull request 21660), so each such condition is asked whether it is true. It is
+/// also asked about rows that have no other, whose columns are null whatever their declaration says (issue 21197).
 #[derive(Debug)]
 struct UnknownIsNoMatch;
 
@@ -221,7 +223,10 @@ impl PhysicalOptimizerRule for UnknownIsNoMatch {
             let Some(filter) = join.filter() else { return Ok(Transformed::no(node)) };
             let unsure = Arc::clone(filter.expression());
             let sure = Arc::new(BinaryExpr::new(unsure, Operator::IsNotDistinctFrom, lit(true)));
-            let filter = JoinFilter::new(sure, filter.column_indices().to_vec(), Arc::clone(filter.schema()));
+            let nullable =
+                filter.schema().fields().iter().map(|field| field.as_ref().clone().with_nullable(true));
+            let asked = Schema::new(nullable.collect::<Vec<_>>());
+            let filter = JoinFilter::new(sure, filter.column_indices().to_vec(), Arc::new(asked));
             let join = SortMergeJoinExec::try_new(
                 Arc::clone(join.left()),
                 Arc::clone(join.right()),
