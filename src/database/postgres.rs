@@ -6,8 +6,8 @@ use std::fmt;
 use std::str::FromStr as _;
 use std::time::Duration;
 
-use sqlx::ConnectOptions as _;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
+use sqlx::{ConnectOptions as _, Connection as _};
 
 use crate::secret::Secret;
 
@@ -17,6 +17,9 @@ const OLDEST_SERVER: u32 = 140_000;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a caller waits for one of this process's own connections.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(15);
+/// A connection that was used so lately is not asked whether it still is one. When it is none, the statement fails as
+/// it would have a moment later.
+const SURELY_THERE: Duration = Duration::from_secs(5);
 /// What a session asks of the server. A lock is waited for this long, a time; whoever holds one and says nothing
 /// is ended; a client whose machine is gone is noticed; and a commit that was answered is on disk, whatever the
 /// server's default.
@@ -133,7 +136,15 @@ impl PostgresPlace {
 }
 
 fn pool(size: u32, options: PgConnectOptions) -> PgPool {
-    PgPoolOptions::new().max_connections(size).acquire_timeout(ACQUIRE_TIMEOUT).connect_lazy_with(options)
+    PgPoolOptions::new()
+        .max_connections(size)
+        .acquire_timeout(ACQUIRE_TIMEOUT)
+        // Asking before each use whether the server is still there would double the round trips.
+        .test_before_acquire(false)
+        .before_acquire(|connection, about| {
+            Box::pin(async move { Ok(about.idle_for < SURELY_THERE || connection.ping().await.is_ok()) })
+        })
+        .connect_lazy_with(options)
 }
 
 /// A pool tries to connect until its time is over, and then says only that.

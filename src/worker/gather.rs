@@ -125,9 +125,14 @@ impl Worker {
         let sources: Vec<Vec<SnapshotId>> =
             rows.iter().map(|r| source_line(facts, &line, r.pinned)).collect();
         self.read_ahead(&table, &sources).await;
-        let runs = self.external_runs(&policy, lane).await?;
-        let receipts = self.receipts(lane, &sources).await?;
-        let taken_back = self.ledger.taken_back(&lane.uuid, &lane.target, |id| line.contains(id)).await?;
+        // Side by side: a ledger may be far away.
+        let (runs, receipts, taken_back, shared_sources, targets) = tokio::try_join!(
+            self.external_runs(&policy, lane),
+            self.receipts(lane, &sources),
+            async { Ok(self.ledger.taken_back(&lane.uuid, &lane.target, |id| line.contains(id)).await?) },
+            async { Ok(self.ledger.shared_sources(&lane.uuid).await?) },
+            async { Ok(self.ledger.targets(&lane.uuid).await?) },
+        )?;
         let mut published = match head {
             Some(head) => facts.snapshots.published_by(head),
             None => HashMap::new(),
@@ -221,8 +226,8 @@ impl Worker {
         let mut protected: BTreeSet<RefName> = policy.protected.iter().cloned().collect();
         protected.insert(RefName::main());
         protected.insert(lane.target.clone());
-        protected.extend(self.ledger.shared_sources(&lane.uuid).await?);
-        protected.extend(self.ledger.targets(&lane.uuid).await?);
+        protected.extend(shared_sources);
+        protected.extend(targets);
         let policy_digest = policy.digest();
         let mut gathered = Gathered {
             lane: lane.clone(),

@@ -90,9 +90,7 @@ impl Worker {
                 new.insert(names.base, base);
             }
         }
-        let open = self.ledger.open_request_ids(&lane.uuid).await?;
-        let stale: Vec<&RefName> =
-            existing.iter().copied().filter(|name| !belongs_to_one_of(name, queue, &open)).collect();
+        let stale = self.pins_of_ended(lane, &existing).await?;
         let lacks = |row: &&Kept| lacks_its_branch(facts, queue, &row.source, row.pinned);
         let lacking: Vec<&Kept> = waiting.iter().filter(lacks).collect();
         let own_sources: Vec<&RefName> =
@@ -151,6 +149,19 @@ impl Worker {
     pub(super) async fn to_keep(&self, lane: &Lane) -> Result<Vec<Kept>, WorkerError> {
         let before_ms = self.now_ms().saturating_sub(PIN_AFTER_MS);
         Ok(self.ledger.to_keep(&lane.uuid, &lane.target, before_ms, OWN_REFS).await?)
+    }
+
+    /// Those of the pins whose request has ended.
+    async fn pins_of_ended<'a>(
+        &self,
+        lane: &Lane,
+        pins: &BTreeSet<&'a RefName>,
+    ) -> Result<Vec<&'a RefName>, WorkerError> {
+        if pins.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (queue, open) = (self.ledger.queue_id(), self.ledger.open_request_ids(&lane.uuid).await?);
+        Ok(pins.iter().copied().filter(|name| !belongs_to_one_of(name, queue, &open)).collect())
     }
 
     /// Those of the names that no open request of the lane's table has for its source.

@@ -18,7 +18,7 @@ use super::landing::landed_of;
 use super::protocol::{Progress, Train};
 use super::stage::{Candidates, REQUEST_KEY};
 use super::tries::Tries;
-use crate::ledger::{Intent, TrainRow, TrainStatus};
+use crate::ledger::{Intent, LandingRow, TrainRow, TrainStatus};
 use crate::table::catalog::CommitOutcome;
 use crate::table::cleanup::{WrittenFiles, delete_files};
 use crate::table::loaded::LoadedTable;
@@ -49,17 +49,19 @@ impl Worker {
         lane: &Lane,
         table: &LoadedTable,
     ) -> Result<bool, WorkerError> {
-        for landing in self.ledger.open_intents().await? {
-            if landing.intent.table_uuid == lane.uuid && landing.intent.target == lane.target {
-                let why = "the landing was not applied";
-                match landing.intent.set {
-                    Some(set) => self.settle_set(epoch, set, why).await?,
-                    None => self.settle_one(epoch, &landing.intent, why).await?,
-                };
-            }
+        let of_lane = |landing: &LandingRow| {
+            landing.intent.table_uuid == lane.uuid && landing.intent.target == lane.target
+        };
+        let mut tried = false;
+        for landing in self.ledger.open_intents().await?.iter().filter(|landing| of_lane(landing)) {
+            let why = "the landing was not applied";
+            match landing.intent.set {
+                Some(set) => self.settle_set(epoch, set, why).await?,
+                None => self.settle_one(epoch, &landing.intent, why).await?,
+            };
+            tried = true;
         }
-        let open = self.ledger.open_intents().await?;
-        if open.iter().any(|l| l.intent.table_uuid == lane.uuid && l.intent.target == lane.target) {
+        if tried && self.ledger.open_intents().await?.iter().any(of_lane) {
             return Ok(false);
         }
         self.sweep(epoch, lane, table).await?;

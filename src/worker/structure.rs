@@ -15,14 +15,14 @@ use mergeberg_kernel::structure::{
 
 use super::context::{Lane, Worker};
 use super::error::WorkerError;
-use crate::ledger::{NewReview, ReviewFilter, ReviewWord};
+use crate::ledger::{AcceptedStructure, NewReview, ReviewFilter, ReviewRow, ReviewWord};
 use crate::table::loaded::LoadedTable;
 
 /// Who accepted the structure that the queue found at first sight.
 pub const FIRST_SIGHT: &str = "first-sight";
 
 /// The accepted structures of a table, and the decisions on others.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Structures {
     accepted: Vec<StructureId>,
     /// Accepted by a review: a barrier until something under it is on the target.
@@ -42,14 +42,16 @@ impl Worker {
     ) -> Result<Structures, WorkerError> {
         let facts = &table.facts;
         let current = facts.structure();
-        if self.ledger.accepted(&lane.uuid).await?.is_empty() {
+        let (mut rows, reviews) = self.structures_on_record(lane).await?;
+        if rows.is_empty() {
             let by = Principal::new(FIRST_SIGHT);
             // One after the other: the newest is what a later change is compared with.
             for (structure, at_ms) in at_first_sight(facts).into_iter().zip(self.now_ms()..) {
                 self.ledger.accept(&lane.uuid, structure, &by, at_ms).await?;
             }
+            rows = self.ledger.accepted(&lane.uuid).await?;
         }
-        let known = self.known_structures(lane, table, policy).await?;
+        let known = known(table, policy, &rows, reviews);
         if !known.accepted.contains(&current) && !known.is_open_or_decided(current) {
             self.open_review(lane, table, &known, current).await?;
         }
@@ -63,23 +65,16 @@ impl Worker {
         table: &LoadedTable,
         policy: &Digest,
     ) -> Result<Structures, WorkerError> {
-        let rows = self.ledger.accepted(&lane.uuid).await?;
-        let mut accepted: Vec<StructureId> = rows.iter().map(|row| row.structure).collect();
-        if accepted.is_empty() {
-            accepted = at_first_sight(&table.facts);
-        }
+        let (rows, reviews) = self.structures_on_record(lane).await?;
+        Ok(known(table, policy, &rows, reviews))
+    }
+
+    async fn structures_on_record(
+        &self,
+        lane: &Lane,
+    ) -> Result<(Vec<AcceptedStructure>, Vec<ReviewRow>), WorkerError> {
         let filter = ReviewFilter { table_uuid: Some(lane.uuid.clone()), ..ReviewFilter::default() };
-        let reviews = self.ledger.reviews(&filter).await?;
-        Ok(Structures {
-            accepted,
-            reviewed: rows
-                .iter()
-                .filter(|row| row.by.as_str() != FIRST_SIGHT)
-                .map(|row| row.structure.schema_id)
-                .collect(),
-            policy: policy.clone(),
-            decided: reviews.into_iter().map(|row| (row.structure, row.state.word())).collect(),
-        })
+        Ok(tokio::try_join!(self.ledger.accepted(&lane.uuid), self.ledger.reviews(&filter))?)
     }
 
     pub(super) async fn open_review(
@@ -119,6 +114,25 @@ impl Worker {
             )
             .await?;
         Ok(())
+    }
+}
+
+fn known(
+    table: &LoadedTable,
+    policy: &Digest,
+    rows: &[AcceptedStructure],
+    reviews: Vec<ReviewRow>,
+) -> Structures {
+    let mut accepted: Vec<StructureId> = rows.iter().map(|row| row.structure).collect();
+    if accepted.is_empty() {
+        accepted = at_first_sight(&table.facts);
+    }
+    let reviewed = rows.iter().filter(|row| row.by.as_str() != FIRST_SIGHT);
+    Structures {
+        accepted,
+        reviewed: reviewed.map(|row| row.structure.schema_id).collect(),
+        policy: policy.clone(),
+        decided: reviews.into_iter().map(|row| (row.structure, row.state.word())).collect(),
     }
 }
 

@@ -81,10 +81,12 @@ impl Worker {
     /// went by: its lanes share one catalog pointer and are served in turn.
     pub(super) async fn work(&self) -> Result<BTreeMap<Job, Work>, WorkerError> {
         let mut tables: BTreeMap<TableUuid, TableWork> = BTreeMap::new();
-        for (table, uuid, target) in self.ledger.open_tables().await? {
+        let (open, heads, sets) =
+            tokio::try_join!(self.ledger.open_tables(), self.ledger.target_heads(), self.ledger.open_sets())?;
+        for (table, uuid, target) in open {
             tables.entry(uuid.clone()).or_default().open.push(Lane { table, uuid, target });
         }
-        for TargetHead { table, table_uuid: uuid, target, .. } in self.ledger.target_heads().await? {
+        for TargetHead { table, table_uuid: uuid, target, .. } in heads {
             let work = tables.entry(uuid.clone()).or_default();
             if work.open.iter().all(|open| open.target != target) {
                 work.quiet.push(Lane { table, uuid, target });
@@ -92,7 +94,7 @@ impl Worker {
         }
         let mut all: BTreeMap<Job, Work> =
             tables.into_iter().map(|(uuid, work)| (Job::Table(uuid), Work::Table(work))).collect();
-        for set in self.ledger.open_sets().await? {
+        for set in sets {
             let tables = set.lanes.iter().map(|(_, uuid, _)| uuid.clone()).collect();
             all.insert(Job::Set { id: set.id, tables }, Work::Set(set));
         }
@@ -229,8 +231,7 @@ impl Worker {
         // and would be taken for one whose branch was reset or removed (rule S2).
         let until = self.ledger.newest_request().await?;
         let mut depth = first_depth(policy, looking);
-        let mut waiting = self.waiting(lane, depth, until).await?;
-        let kept = self.to_keep(lane).await?;
+        let (mut waiting, kept) = tokio::try_join!(self.waiting(lane, depth, until), self.to_keep(lane))?;
         // Settling may have moved the table.
         let table = match self.catalog.load(&lane.table).await {
             Ok(table) if table.facts.uuid == lane.uuid => table,
