@@ -17,6 +17,8 @@ use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::ids::{RefName, RequestId, SnapshotId, TableUuid};
 use mergeberg_kernel::policy::TablePolicy;
 use mergeberg_kernel::unit::UnitKind;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 use super::context::{Lane, Worker, lock};
 use super::error::WorkerError;
@@ -43,6 +45,9 @@ pub(super) struct WrittenAhead {
     cars: Vec<Car>,
     candidates: Candidates,
 }
+
+/// A task that writes ahead.
+pub(super) struct WritingAhead(JoinHandle<Option<WrittenAhead>>);
 
 impl Prospect {
     /// `None` when nothing waits behind this train.
@@ -81,31 +86,35 @@ fn as_if_landed(table: &LoadedTable, lane: &Lane, candidates: &Candidates) -> Lo
 }
 
 impl Worker {
-    /// Writes the files of what would be the next train. Any trouble is met again, and told, when that train
-    /// is really due.
+    /// Begins to write the files of what would be the next train. Nobody waits for that before the next train is
+    /// planned. Any trouble is met again, and told, when that train is really due.
     pub(super) async fn write_ahead(&self, prospect: Option<Prospect>, structures: &Structures) {
-        let Some(Prospect { lane, table, policy, rows }) = prospect else { return };
-        let key = (lane.uuid.clone(), lane.target.clone());
-        match self.written_ahead(&lane, table, policy, rows, structures).await {
-            Ok(Some(written)) => {
-                let unused = lock(&self.ahead).insert(key, written);
-                self.discard_ahead(unused).await;
+        let Some(prospect) = prospect else { return };
+        let key = (prospect.lane.uuid.clone(), prospect.lane.target.clone());
+        let (worker, structures) = (self.clone(), structures.clone());
+        // On a thread of its own: much of it is computing, which would hold up the train under way.
+        let runtime = Handle::current();
+        let writing = tokio::task::spawn_blocking(move || {
+            let table = prospect.lane.table.clone();
+            match runtime.block_on(worker.written_ahead(prospect, &structures)) {
+                Ok(written) => written,
+                Err(error) => {
+                    tracing::debug!(%table, "nothing is written ahead: {error}");
+                    None
+                }
             }
-            Ok(None) => {}
-            Err(error) => tracing::debug!(table = %lane.table, "nothing is written ahead: {error}"),
-        }
+        });
+        let unused = lock(&self.ahead).insert(key, WritingAhead(writing));
+        self.discard_ahead(unused).await;
     }
 
     async fn written_ahead(
         &self,
-        lane: &Lane,
-        table: Arc<LoadedTable>,
-        policy: Arc<TablePolicy>,
-        rows: Vec<RequestRow>,
+        Prospect { lane, table, policy, rows }: Prospect,
         structures: &Structures,
     ) -> Result<Option<WrittenAhead>, WorkerError> {
         let looking = Looking::ForTrains;
-        let mut gathered = self.fill_train(lane, table, policy, rows, structures, looking).await?;
+        let mut gathered = self.fill_train(&lane, table, policy, rows, structures, looking).await?;
         let plan = std::mem::take(&mut gathered.plan);
         if plan.cars.is_empty() || plan.cars.iter().any(|car| car.action != CarAction::Pick) {
             return Ok(None);
@@ -124,12 +133,13 @@ impl Worker {
         gathered: &Gathered,
         cars: &[Car],
     ) -> Result<Option<Candidates>, WorkerError> {
-        let Some(ahead) = self.take_ahead(&gathered.lane) else { return Ok(None) };
+        let Some(writing) = self.take_ahead(&gathered.lane) else { return Ok(None) };
+        let Some(ahead) = writing.finished().await else { return Ok(None) };
         // Rule R10: looked for again, right before staging.
         let fits = ahead.fits(gathered, cars) && self.missing_of(gathered, cars).await?.is_empty();
         if !fits {
             tracing::debug!(table = %gathered.lane.table, "another train than was written ahead");
-            self.discard_ahead(Some(ahead)).await;
+            self.delete_written(&ahead.gathered.lane, &ahead.candidates).await;
             return Ok(None);
         }
         let mut candidates = ahead.candidates;
@@ -141,12 +151,14 @@ impl Worker {
         Ok(Some(candidates))
     }
 
-    pub(super) fn take_ahead(&self, lane: &Lane) -> Option<WrittenAhead> {
+    pub(super) fn take_ahead(&self, lane: &Lane) -> Option<WritingAhead> {
         lock(&self.ahead).remove(&(lane.uuid.clone(), lane.target.clone()))
     }
 
-    pub(super) async fn discard_ahead(&self, ahead: Option<WrittenAhead>) {
-        if let Some(WrittenAhead { gathered, candidates, .. }) = ahead {
+    /// Deletes what was or is being written.
+    pub(super) async fn discard_ahead(&self, writing: Option<WritingAhead>) {
+        let Some(writing) = writing else { return };
+        if let Some(WrittenAhead { gathered, candidates, .. }) = writing.finished().await {
             self.delete_written(&gathered.lane, &candidates).await;
         }
     }
@@ -157,6 +169,16 @@ impl Worker {
         for ahead in all.into_values() {
             self.discard_ahead(Some(ahead)).await;
         }
+    }
+}
+
+impl WritingAhead {
+    /// `None`: there was no such train, or not of picks alone.
+    async fn finished(self) -> Option<WrittenAhead> {
+        self.0.await.unwrap_or_else(|error| {
+            tracing::warn!("what was written ahead is left: {error}");
+            None
+        })
     }
 }
 
@@ -197,4 +219,4 @@ fn restamp(candidates: &mut Candidates, table: &LoadedTable, now_ms: i64) {
 }
 
 /// By table uuid and target.
-pub(super) type Ahead = HashMap<(TableUuid, RefName), WrittenAhead>;
+pub(super) type Ahead = HashMap<(TableUuid, RefName), WritingAhead>;

@@ -26,32 +26,33 @@ pub type Random = Arc<dyn Fn() -> u64 + Send + Sync>;
 /// Memory for decoded manifests, in bytes.
 pub const MANIFEST_CACHE_BYTES: usize = 128 * 1024 * 1024;
 
-/// One queue's shell.
+/// One queue's shell. Cheap to clone; clones share what they know.
+#[derive(Clone)]
 pub struct Worker {
     pub catalog: Arc<dyn Catalog>,
     pub ledger: Ledger,
     pub store: ManifestStore,
     pub engine: Arc<Engine>,
     pub validator: Validator,
-    pub prover: RewriteProver,
-    pub policies: PolicyFolder,
+    pub prover: Arc<RewriteProver>,
+    pub policies: Arc<PolicyFolder>,
     pub clock: Clock,
     pub random: Random,
     /// Who this process is, for the leader row.
     pub holder: String,
-    pub(super) proofs: Mutex<Proofs>,
-    pub(super) losses: Mutex<Losses>,
-    pub(super) ahead: Mutex<Ahead>,
+    pub(super) proofs: Arc<Mutex<Proofs>>,
+    pub(super) losses: Arc<Mutex<Losses>>,
+    pub(super) ahead: Arc<Mutex<Ahead>>,
     /// Held while a set is settled, which lanes of all its tables may ask for at once.
-    pub(super) settling: tokio::sync::Mutex<()>,
-    pub(super) from_ahead: AtomicU64,
+    pub(super) settling: Arc<tokio::sync::Mutex<()>>,
+    pub(super) from_ahead: Arc<AtomicU64>,
     /// Where pipelines' own commands run.
     pub surroundings: Surroundings,
-    pub(super) externals: Externals,
+    pub(super) externals: Arc<Externals>,
     /// Longest time that a file of a replay is named by nothing in the catalog (rule R10).
     pub checkpoint_every: Duration,
     /// Says that the worker is to stop: replays end, landings do not.
-    pub(super) stop: Mutex<watch::Receiver<bool>>,
+    pub(super) stop: Arc<Mutex<watch::Receiver<bool>>>,
 }
 
 /// Unless the configuration says otherwise. Removals of orphan files leave three days by default, and Spark's refuses
@@ -82,21 +83,21 @@ impl Worker {
             ledger,
             store: ManifestStore::new(MANIFEST_CACHE_BYTES),
             validator: Validator::new(Arc::clone(&engine)),
-            prover: RewriteProver::new(Arc::clone(&engine)),
+            prover: Arc::new(RewriteProver::new(Arc::clone(&engine))),
             engine,
-            policies,
+            policies: Arc::new(policies),
             clock,
             random,
             holder,
-            proofs: Mutex::default(),
-            losses: Mutex::default(),
-            ahead: Mutex::default(),
-            settling: tokio::sync::Mutex::default(),
-            from_ahead: AtomicU64::new(0),
+            proofs: Arc::default(),
+            losses: Arc::default(),
+            ahead: Arc::default(),
+            settling: Arc::default(),
+            from_ahead: Arc::default(),
             surroundings,
-            externals: Externals::default(),
+            externals: Arc::default(),
             checkpoint_every: CHECKPOINT_EVERY,
-            stop: Mutex::new(watch::channel(false).1),
+            stop: Arc::new(Mutex::new(watch::channel(false).1)),
         }
     }
 

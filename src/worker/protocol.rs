@@ -145,10 +145,8 @@ impl Worker {
         }
         reached(Step::TrainRecorded);
         // What follows waits for storage and catalog; meanwhile the files of the next train are written.
-        let prospect = Prospect::behind(&train, &candidates);
-        let (carried, ()) =
-            tokio::join!(self.carry(&train, candidates, laps), self.write_ahead(prospect, structures));
-        progress.add(carried?);
+        self.write_ahead(Prospect::behind(&train, &candidates), structures).await;
+        progress.add(self.carry(&train, candidates, laps).await?);
         Ok(progress)
     }
 
