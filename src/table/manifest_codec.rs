@@ -20,6 +20,7 @@ use mergeberg_kernel::ids::{SnapshotId, SpecId};
 use mergeberg_kernel::partition::Partition;
 use tokio::runtime::Handle;
 
+use super::avro::encode::{HeaderOf, Templates, WrittenEntry, encode_manifest};
 use super::avro::header_cache::HeaderCache;
 use super::avro::{self, DecodedEntries, RawEntry, Unusual};
 use super::error::TableError;
@@ -293,11 +294,12 @@ pub(super) struct ManifestPlan {
 /// the decoded form that reading it would give.
 pub(super) async fn write(
     file_io: FileIO,
+    templates: Arc<Templates>,
     plan: ManifestPlan,
 ) -> Result<(ManifestFile, DecodedManifest), TableError> {
     let path = plan.path.clone();
     let handle = Handle::current();
-    tokio::task::spawn_blocking(move || write_blocking(&handle, &file_io, plan))
+    tokio::task::spawn_blocking(move || write_blocking(&handle, &file_io, &templates, plan))
         .await
         .map_err(|e| TableError::of_join(&path, e))?
 }
@@ -305,6 +307,7 @@ pub(super) async fn write(
 fn write_blocking(
     handle: &Handle,
     file_io: &FileIO,
+    templates: &Templates,
     plan: ManifestPlan,
 ) -> Result<(ManifestFile, DecodedManifest), TableError> {
     let types = plan
@@ -320,7 +323,10 @@ fn write_blocking(
     let spec_id = spec.spec_id();
     let encoder = Encoder { path: &path, version, content, snapshot, sequence_number };
     let mut list_entry = match &stand_ins {
-        None => encoder.write(handle, file_io, (&schema, &spec), entries.iter().map(Cow::Borrowed))?,
+        None => match encoder.write_usual(handle, file_io, templates, (&schema, &spec), &entries)? {
+            Some(listed) => listed,
+            None => encoder.write(handle, file_io, (&schema, &spec), entries.iter().map(Cow::Borrowed))?,
+        },
         Some(stand_ins) => encoder.write_special(handle, file_io, (&schema, &spec), &entries, stand_ins)?,
     };
     list_entry.sequence_number = sequence_number;
@@ -335,7 +341,7 @@ fn write_blocking(
     Ok((list_entry, DecodedManifest { fixed, ..decoded }))
 }
 
-/// What the crate's writer is told beside the entries.
+/// What a manifest's writer is told beside the entries.
 struct Encoder<'a> {
     path: &'a str,
     version: FormatVersion,
@@ -345,6 +351,59 @@ struct Encoder<'a> {
 }
 
 impl Encoder<'_> {
+    /// By our own encoder; `None`: something is unusual, and nothing was written.
+    fn write_usual(
+        &self,
+        handle: &Handle,
+        file_io: &FileIO,
+        templates: &Templates,
+        (schema, spec): (&SchemaRef, &PartitionSpec),
+        entries: &[Entry],
+    ) -> Result<Option<ManifestFile>, TableError> {
+        let kind = HeaderOf {
+            version: self.version,
+            content: self.content,
+            schema: Arc::clone(schema),
+            spec: spec.clone(),
+        };
+        let template = templates.get(&kind, || {
+            let scratch = FileIO::new_with_memory();
+            let named = Encoder { path: SCRATCH, ..*self };
+            named.write(handle, &scratch, (schema, spec), std::iter::empty())?;
+            let empty = async { scratch.new_input(SCRATCH)?.read().await };
+            let empty = handle.block_on(empty).map_err(|e| TableError::of_write(self.path, e))?;
+            Ok::<_, TableError>(empty.to_vec())
+        })?;
+        let Ok(template) = template else { return Ok(None) };
+        let written = entries.iter().map(|entry| self.written(entry));
+        let Ok((bytes, listed)) = encode_manifest(&template, self.path, self.snapshot.0, written) else {
+            return Ok(None);
+        };
+        let write = async { file_io.new_output(self.path)?.write(bytes.into()).await };
+        handle.block_on(write).map_err(|e| TableError::of_write(self.path, e))?;
+        Ok(Some(listed))
+    }
+
+    /// What stands in the file; the rest is inherited (table spec, "Sequence Number Inheritance").
+    fn written<'e>(&self, entry: &'e Entry) -> WrittenEntry<'e> {
+        let (sequence, file_sequence) = (Some(entry.sequence_number), Some(entry.file_sequence_number));
+        let (snapshot, sequence_number, file_sequence_number) = match entry.status {
+            ManifestStatus::Added if entry.sequence_number == self.sequence_number => {
+                (self.snapshot, None, None)
+            }
+            ManifestStatus::Added => (self.snapshot, sequence, None),
+            ManifestStatus::Existing => (entry.snapshot, sequence, file_sequence),
+            ManifestStatus::Deleted => (self.snapshot, sequence, file_sequence),
+        };
+        WrittenEntry {
+            status: entry.status,
+            snapshot_id: snapshot.0,
+            sequence_number,
+            file_sequence_number,
+            file: &entry.file,
+        }
+    }
+
     fn write<'e>(
         &self,
         handle: &Handle,

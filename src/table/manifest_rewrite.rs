@@ -304,7 +304,9 @@ impl ManifestMaker {
             notes(FileKind::Manifest, paths).await?;
         }
         let file_io = &self.access.file_io;
-        let writes = plans.into_iter().map(|plan| manifest_codec::write(file_io.clone(), plan));
+        let templates = self.store.templates();
+        let writes =
+            plans.into_iter().map(|plan| manifest_codec::write(file_io.clone(), Arc::clone(templates), plan));
         let results: Vec<(ManifestFile, DecodedManifest)> =
             stream::iter(writes).buffered(PARALLEL_WRITES).try_collect().await?;
         let mut manifests = Vec::with_capacity(results.len());

@@ -26,11 +26,13 @@ use mergeberg_kernel::partition::Partition;
 use mergeberg_kernel::record::RecordFinding;
 use uuid::Uuid;
 
+use super::avro::encode::Templates;
 use super::avro::header_cache::HeaderCache;
 use super::avro::{self, Unusual};
 use super::error::TableError;
 use super::file_copy;
 use super::guard::guarded;
+use super::key_range::KeyColumn;
 use super::loaded::LoadedTable;
 use super::local;
 use super::manifest_cache::{BoundedCache, Kind};
@@ -118,6 +120,7 @@ struct Shared {
     lists_read: AtomicU64,
     manifests_read: AtomicU64,
     headers: HeaderCache,
+    templates: Arc<Templates>,
     /// By table uuid.
     fixed_forms: Mutex<HashMap<Uuid, FixedForm>>,
 }
@@ -137,9 +140,15 @@ impl ManifestStore {
                 lists_read: AtomicU64::new(0),
                 manifests_read: AtomicU64::new(0),
                 headers: HeaderCache::default(),
+                templates: Arc::default(),
                 fixed_forms: Mutex::default(),
             }),
         }
+    }
+
+    /// Headers of the manifests that are written.
+    pub(super) fn templates(&self) -> &Arc<Templates> {
+        &self.shared.templates
     }
 
     /// The most that was decoded and held at the same time, in bytes of manifest files; what the cache keeps does
@@ -238,7 +247,19 @@ impl ManifestStore {
         snapshot: &SnapshotFact,
         scope: &FileScope,
     ) -> Result<LiveFiles, TableError> {
-        self.live(table, snapshot, scope, Detail::ToRead).await
+        self.live(table, snapshot, scope, Detail::ToRead(Vec::new())).await
+    }
+
+    /// The same with the bounds of these columns.
+    pub async fn bounded_files(
+        &self,
+        table: &LoadedTable,
+        snapshot: &SnapshotFact,
+        scope: &FileScope,
+        columns: &[KeyColumn],
+    ) -> Result<LiveFiles, TableError> {
+        let ids = columns.iter().map(|column| column.id).collect();
+        self.live(table, snapshot, scope, Detail::ToRead(ids)).await
     }
 
     /// The same with all statistics, for files that are to be described again in a manifest.
@@ -261,17 +282,19 @@ impl ManifestStore {
         let access = TableAccess::of(table);
         let list = self.list(&access, &snapshot.manifest_list).await?;
         let wanted = may_hold(&access, &list, scope);
-        let scope = Arc::new(scope.clone());
+        let (scope, detail) = (Arc::new(scope.clone()), Arc::new(detail));
         let mut live = LiveFiles::default();
         let mut decoded = pin!(self.in_turn(&access, &wanted));
         while let Some(held) = decoded.try_next().await? {
             let (scope, metadata) = (Arc::clone(&scope), Arc::clone(&access.metadata));
+            let detail = Arc::clone(&detail);
             let mut found = aside(held, move |file, manifest| {
                 let mut found = files_in_scope(file, manifest, &scope)?;
-                if detail == Detail::ToRead {
+                if let Detail::ToRead(bounded) = detail.as_ref() {
                     let spec = metadata.partition_spec_by_id(manifest.spec_id.0);
                     for file in &mut found {
-                        file.file = to_read(&file.file, spec.map(AsRef::as_ref), manifest.spec_id.0)?;
+                        file.file =
+                            to_read(&file.file, spec.map(AsRef::as_ref), manifest.spec_id.0, bounded)?;
                     }
                 }
                 Ok((manifest.content, found))
@@ -615,10 +638,9 @@ fn files_in_scope(
 }
 
 /// What of a live file's description is given out.
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum Detail {
-    /// What reading it needs.
-    ToRead,
+    /// What reading it needs, and bounds of the columns with these field ids.
+    ToRead(Vec<i32>),
     Whole,
 }
 
@@ -628,6 +650,7 @@ fn to_read(
     file: &Arc<DataFile>,
     spec: Option<&PartitionSpec>,
     spec_id: i32,
+    bounded: &[i32],
 ) -> Result<Arc<DataFile>, TableError> {
     let statistics = [file.column_sizes(), file.null_value_counts(), file.nan_value_counts()];
     let bare = statistics.iter().all(|map| map.is_empty())
@@ -647,11 +670,15 @@ fn to_read(
     builder
         .column_sizes(HashMap::new())
         .value_counts(asked.map(|(id, count)| (*id, *count)).collect())
-        .null_value_counts(HashMap::new())
+        .null_value_counts(only(file.null_value_counts(), bounded))
         .nan_value_counts(HashMap::new())
-        .lower_bounds(HashMap::new())
-        .upper_bounds(HashMap::new());
+        .lower_bounds(only(file.lower_bounds(), bounded))
+        .upper_bounds(only(file.upper_bounds(), bounded));
     Ok(Arc::new(file_copy::build(&builder, file)?))
+}
+
+fn only<T: Clone>(statistics: &HashMap<i32, T>, ids: &[i32]) -> HashMap<i32, T> {
+    ids.iter().filter_map(|id| Some((*id, statistics.get(id)?.clone()))).collect()
 }
 
 /// The change set of a snapshot of which no manifest was read yet.

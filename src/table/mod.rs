@@ -25,6 +25,7 @@ mod formats;
 #[cfg(any(fuzzing, test))]
 pub mod fuzzing;
 mod guard;
+pub mod key_range;
 mod list_writer;
 pub mod loaded;
 mod local;

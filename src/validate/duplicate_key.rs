@@ -2,13 +2,14 @@
 //!
 //! Where only additions to the base count (`no-worse`) and few rows are added, the base is not grouped: of
 //! its rows only those with a key that was added are kept. A day of a million rows then costs a look-up for
-//! each row and next to no memory, and still every row is compared, with its whole key.
+//! each row and next to no memory, and still every row is compared, with its whole key. Files of the base whose
+//! bounds leave no room for any of the keys are not read (docs/decisions/0033).
 
 use std::sync::Arc;
 
 use datafusion::arrow::array::{Array, AsArray, RecordBatch};
 use datafusion::arrow::datatypes::Int64Type;
-use datafusion::common::{Column, NullEquality};
+use datafusion::common::{Column, DataFusionError, NullEquality};
 use datafusion::functions_aggregate::expr_fn::{count, max};
 use datafusion::logical_expr::{Expr, JoinType, LogicalPlanBuilder, ident, lit};
 use datafusion::prelude::{DataFrame, SessionContext};
@@ -24,6 +25,8 @@ use super::origins::{OriginSet, origins_aggregate};
 use super::rows::{all_of, any_null, key_columns, keys_and_origin, rows_where};
 use super::session::Engine;
 use super::subject::{ADDED, KEPT, Origins, REMOVED, Subject};
+use crate::table::key_range::KeyRange;
+use crate::table::scan::ScanFile;
 
 /// Violating keys, and which of them are violations because of a null.
 #[derive(Default)]
@@ -83,12 +86,15 @@ async fn rows_in_question(
     if compare == Compare::NoWorse
         && let Some(added) = added_keys(engine, &session, subject, columns).await?
     {
+        let ranges = ranges_of(subject, columns, &added)?;
+        let may_meet =
+            |file: &ScanFile| file.origin == KEPT && ranges.iter().all(|range| range.may_be_in(&file.file));
         let added = session.read_batches(added)?;
         let names: Vec<String> = (0..columns.len()).map(|at| format!("k{at}")).collect();
         let sought: Vec<String> = (0..columns.len()).map(|at| format!("s{at}")).collect();
         let renamed = names.iter().zip(&sought).map(|(name, to)| ident(name).alias(to));
         let keys = added.clone().select(renamed.collect::<Vec<_>>())?;
-        let kept = keys_and_origin(session, subject.table_of(engine, |origin| origin == KEPT), columns)?;
+        let kept = keys_and_origin(session, subject.table_where(engine, may_meet), columns)?;
         let (state, kept) = kept.into_parts();
         let on: (Vec<Column>, Vec<Column>) = (
             sought.into_iter().map(Column::new_unqualified).collect(),
@@ -101,6 +107,22 @@ async fn rows_in_question(
         return Ok(DataFrame::new(state, met).union(added)?);
     }
     keys_and_origin(session, subject.table(engine), columns)
+}
+
+/// Where the added keys lie, column by column, as far as bounds of files can be compared with it.
+fn ranges_of(
+    subject: &Subject,
+    columns: &[String],
+    added: &[RecordBatch],
+) -> Result<Vec<KeyRange>, CheckError> {
+    let mut ranges = Vec::new();
+    for (at, name) in columns.iter().enumerate() {
+        if let Some(column) = subject.key_column(name) {
+            let values = added.iter().map(|batch| batch.column(at));
+            ranges.push(KeyRange::of(column, values).map_err(DataFusionError::from)?);
+        }
+    }
+    Ok(ranges)
 }
 
 /// Keys and origins of the rows that the cars add, if they are few.

@@ -15,6 +15,7 @@ use super::CheckError;
 use super::provider::FilesTable;
 use super::session::Engine;
 use super::train::{CarView, TrainView, partitions_text};
+use crate::table::key_range::KeyColumn;
 use crate::table::loaded::LoadedTable;
 use crate::table::manifests::{FileScope, LiveFiles, ManifestStore};
 use crate::table::scan::{RowDifference, RowReader, ScanCounters, ScanFile, live_rows, row_difference};
@@ -78,6 +79,20 @@ impl Subject {
         scope: Scope,
         counters: &Arc<ScanCounters>,
     ) -> Result<Self, CheckError> {
+        Self::gather_bounded(view, candidate, relation, scope, &[], counters).await
+    }
+
+    /// The same; what the manifests say of the bounds of these columns is kept with the files.
+    pub async fn gather_bounded(
+        view: TrainView<'_>,
+        candidate: SnapshotId,
+        relation: Relation<'_>,
+        scope: Scope,
+        columns: &[String],
+        counters: &Arc<ScanCounters>,
+    ) -> Result<Self, CheckError> {
+        let reader = Arc::new(RowReader::new(view.table, view.facts().current_schema_id)?);
+        let bounded: Vec<KeyColumn> = columns.iter().filter_map(|name| key_column(&reader, name)).collect();
         let touched: Vec<Arc<Partition>> = relation.touched(view.cars).into_iter().collect();
         let (scope, text) = match scope {
             Scope::Table => (FileScope::Table, "table".to_owned()),
@@ -86,7 +101,7 @@ impl Subject {
                 (FileScope::Partitions(touched), text)
             }
         };
-        let live = view.store.live_files(view.table, view.snapshot(candidate)?, &scope).await?;
+        let live = view.store.bounded_files(view.table, view.snapshot(candidate)?, &scope, &bounded).await?;
         let (origins, files) = match relation {
             Relation::Appends { cars } => appends(view.cars, cars, live_rows(live)?),
             Relation::Change { car } => {
@@ -97,8 +112,12 @@ impl Subject {
                 (Origins::Change { request: car.request }, change(row_difference(before, live)?))
             }
         };
-        let reader = Arc::new(RowReader::new(view.table, view.facts().current_schema_id)?);
         Ok(Self { reader, origins, files, scope: text, counters: Arc::clone(counters) })
+    }
+
+    /// `None`: no bounds of this column were kept.
+    pub fn key_column(&self, name: &str) -> Option<KeyColumn> {
+        key_column(&self.reader, name)
     }
 
     /// Leaves out the files of some origins.
@@ -113,7 +132,12 @@ impl Subject {
 
     /// The same with the files of some origins only.
     pub fn table_of(&self, engine: &Engine, wanted: impl Fn(i32) -> bool) -> FilesTable {
-        let files = self.files.iter().filter(|file| wanted(file.origin)).cloned().collect();
+        self.table_where(engine, |file| wanted(file.origin))
+    }
+
+    /// The same with some files only.
+    pub fn table_where(&self, engine: &Engine, wanted: impl Fn(&ScanFile) -> bool) -> FilesTable {
+        let files = self.files.iter().filter(|file| wanted(file)).cloned().collect();
         FilesTable::new(Arc::clone(&self.reader), files, engine.parallelism(), Arc::clone(&self.counters))
             .with_origin()
     }
@@ -159,6 +183,10 @@ impl Subject {
         }
         Ok(())
     }
+}
+
+fn key_column(reader: &RowReader, name: &str) -> Option<KeyColumn> {
+    KeyColumn::of(reader.arrow_schema().field_with_name(name).ok()?)
 }
 
 /// Every live file belongs to the car whose candidate added it, or to the base.

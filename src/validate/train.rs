@@ -192,7 +192,8 @@ impl Validator {
         let compare = check.compare;
         match check.kind.clone() {
             CheckKind::DuplicateKey { columns, nulls, scope } => {
-                let subject = Subject::gather(view, candidate, relation, scope, counters).await?;
+                let subject =
+                    Subject::gather_bounded(view, candidate, relation, scope, &columns, counters).await?;
                 let key = Reuse::key(view, check, &subject);
                 let work = duplicate_key::run(Arc::clone(engine), subject, columns, nulls, compare);
                 self.once(key, candidate, engine.run(CHECK_TIME_BOUND, work)).await

@@ -133,7 +133,7 @@ fn manifest_header(file: &AvroFile<'_>) -> Usual<ManifestHeader> {
 }
 
 /// Partition values of these types are written in one form by all engines.
-fn is_plain(value_type: &Type) -> bool {
+pub(super) fn is_plain(value_type: &Type) -> bool {
     matches!(
         value_type.as_primitive_type(),
         Some(

@@ -1,4 +1,4 @@
-//! Manifests and manifest lists decoded in one pass over their bytes.
+//! Manifests and manifest lists decoded in one pass over their bytes, and manifests encoded in one ([`encode`]).
 //!
 //! The crate parses the Avro schema, the table schema and the partition spec of every file anew and builds a
 //! tree of values for every entry; for the small manifests that branches consist of, that is nearly all of
@@ -11,6 +11,7 @@
 
 mod blocks;
 mod cursor;
+pub(super) mod encode;
 pub(super) mod header;
 pub(super) mod header_cache;
 mod list;

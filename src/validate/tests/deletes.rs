@@ -124,7 +124,7 @@ async fn positions_are_counted_without_reading_rows_and_keys_by_reading_them() {
 #[tokio::test]
 async fn only_delete_files_that_cannot_be_read_stop_a_check() {
     let mut lab = OrdersLab::new().await;
-    let base = lab.snapshot(None, &[orders(1, &[1]), orders(2, &[2])].concat(), &[]).await;
+    let base = lab.snapshot(None, &[orders(1, &[1, 9]), orders(2, &[2])].concat(), &[]).await;
     let path = lab.files_of_day(base, 1).await.remove(0);
     let unreadable = crate::table::deletes::test_files::unreadable_positions(&lab, &path, 1).await;
     let deletes = lab.row_delta(base, &[unreadable], &[]).await;

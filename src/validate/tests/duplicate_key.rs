@@ -57,8 +57,8 @@ async fn one_scan_serves_the_whole_train_and_reads_touched_partitions_only() {
 
     assert_eq!(evidence.result, CheckResult::Passed);
     assert_eq!(evidence.candidate, three);
-    // Rows 4, 5, 6, 7, each once; day 1 is not read.
-    assert_eq!(evidence.rows_scanned, 4);
+    // Rows 5, 6, 7, each once; day 1 is not read, nor is row 4, beside whose file no key lies.
+    assert_eq!(evidence.rows_scanned, 3);
     assert!(evidence.bytes_scanned > 0);
     assert!(evidence.violations.is_empty() && evidence.sample.is_empty());
 }
@@ -249,5 +249,44 @@ async fn many_cars_and_many_keys() {
     let evidence = run(&lab, &cars, BY_DAY).await;
     assert_eq!(evidence.violations.len(), 35);
     assert!(blamed(&evidence).contains(&(vec![69, 70], false, 1)));
-    assert_eq!(evidence.rows_scanned, 20_140);
+    // No key lies among those of the base.
+    assert_eq!(evidence.rows_scanned, 140);
+}
+
+/// Decision 0033: what is left out cannot have one of the keys.
+#[tokio::test]
+async fn files_whose_bounds_leave_no_room_for_the_keys_are_not_read() {
+    let mut lab = OrdersLab::new().await;
+    let low = lab.snapshot(None, &orders(1, &[10, 19]), &[]).await;
+    let middle = lab.snapshot(Some(low), &orders(1, &[20, 24, 29]), &[]).await;
+    let base = lab.snapshot(Some(middle), &orders(1, &[30, 39]), &[]).await;
+    let read = |evidence: &Evidence, result: CheckResult| {
+        assert_eq!(evidence.result, result);
+        evidence.rows_scanned
+    };
+    for (keys, result, rows) in [
+        (vec![22], CheckResult::Passed, 1 + 3),
+        (vec![19], failed(ReasonCode::DuplicateKey), 1 + 2),
+        (vec![29, 30], failed(ReasonCode::DuplicateKey), 2 + 3 + 2),
+        (vec![9, 40], CheckResult::Passed, 2 + 2 + 3 + 2),
+        (vec![9], CheckResult::Passed, 1),
+        (vec![40], CheckResult::Passed, 1),
+    ] {
+        let next = lab.snapshot(Some(base), &orders(1, &keys), &[]).await;
+        let cars = [car(&lab, 11, Some(base), &[next]).await];
+        assert_eq!(read(&run(&lab, &cars, BY_DAY).await, result), rows, "{keys:?}");
+    }
+    // A null meets a null, whatever the other values are.
+    let null = |id: Option<i64>| vec![Order { id, region: Some("eu"), ..order(0) }];
+    let with_null = lab.snapshot(Some(base), &null(None), &[]).await;
+    let next = lab.snapshot(Some(with_null), &[null(None), orders(1, &[99])].concat(), &[]).await;
+    let cars = [car(&lab, 11, Some(with_null), &[next]).await];
+    assert_eq!(read(&run(&lab, &cars, BY_DAY).await, failed(ReasonCode::DuplicateKey)), 2 + 1);
+    // Text is no such column: only the day's other column spares.
+    let both = "type = \"duplicate-key\"\ncolumns = [\"status\", \"order_id\"]";
+    let next = lab.snapshot(Some(base), &orders(1, &[22]), &[]).await;
+    let cars = [car(&lab, 11, Some(base), &[next]).await];
+    assert_eq!(read(&run(&lab, &cars, both).await, CheckResult::Passed), 1 + 3);
+    let text = "type = \"duplicate-key\"\ncolumns = [\"status\"]";
+    assert_eq!(run(&lab, &cars, text).await.rows_scanned, 1 + 2 + 3 + 2);
 }
