@@ -421,6 +421,17 @@ impl CheckKind {
         }
     }
 
+    /// Does it read nothing but the snapshot that it looks at and the one before?
+    pub fn reads_own_table_only(&self) -> bool {
+        match self {
+            Self::DuplicateKey { .. }
+            | Self::NotNull { .. }
+            | Self::RowCount { .. }
+            | Self::AcceptedValues { .. } => true,
+            Self::Referential { .. } | Self::Sql { .. } | Self::Reconciliation { .. } => false,
+        }
+    }
+
     /// Adding rows can only make it worse, and a violation is a fact about rows: one scan on the last
     /// candidate of a train of pure appends speaks for every car (rule E2).
     pub fn is_monotone(&self) -> bool {

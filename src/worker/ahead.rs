@@ -6,7 +6,8 @@
 //!
 //! Nothing is decided ahead and nothing recorded. The next look at the table plans on what is there then; the
 //! files serve only when that plan has the same cars on the same ground, and are deleted otherwise. Only what
-//! is picked is written ahead: running operations again is too much work for a guess.
+//! is picked is written ahead: running operations again is too much work for a guess. What is written is checked at
+//! once; a pass is a fact about those files under that policy, and is recorded when they are staged.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -41,7 +42,7 @@ pub(super) struct Prospect {
 
 /// A train whose files are written, and what they were written for.
 pub(super) struct WrittenAhead {
-    gathered: Gathered,
+    gathered: Arc<Gathered>,
     cars: Vec<Car>,
     candidates: Candidates,
 }
@@ -120,7 +121,9 @@ impl Worker {
             return Ok(None);
         }
         match self.write_candidates(&gathered, plan.cars.clone(), None).await? {
-            Staging::Ready(candidates) => {
+            Staging::Ready(mut candidates) => {
+                let gathered = Arc::new(gathered);
+                candidates.checking = Some(self.check_ahead(&gathered, &candidates));
                 Ok(Some(WrittenAhead { gathered, cars: plan.cars, candidates: *candidates }))
             }
             Staging::Failed(_) => Ok(None),

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use mergeberg_kernel::evidence::{CheckResult, Evidence};
-use mergeberg_kernel::ids::{RequestId, TableName};
+use mergeberg_kernel::ids::{Digest, RequestId, SnapshotId, TableName};
 use mergeberg_kernel::lineage::SnapshotFact;
 use mergeberg_kernel::policy::CheckDefinition;
 use mergeberg_kernel::verdict::TrainEvidence;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 use super::context::Worker;
 use super::gather::Gathered;
@@ -73,18 +75,91 @@ impl Asked {
         let checks = candidates.cars.iter().map(|car| car.car.class.checks.iter().cloned().collect());
         Self { cars: cars.collect(), checks: checks.collect() }
     }
+
+    /// Positions of the cars whose class has this check.
+    fn who_ask_for(&self, check: &CheckDefinition) -> Vec<usize> {
+        let asks = |checks: &BTreeSet<String>| checks.contains(&check.id);
+        (0..).zip(&self.checks).filter(|(_, checks)| asks(checks)).map(|(at, _)| at).collect()
+    }
+
+    /// The evidence for this check among `passed`; `None` unless it speaks for everybody who asks, of a candidate of
+    /// this train.
+    fn answered(
+        &self,
+        check: &CheckDefinition,
+        selected: &[usize],
+        passed: &[TrainEvidence],
+    ) -> Option<Vec<TrainEvidence>> {
+        let of_check =
+            |e: &&TrainEvidence| e.evidence.check == check.id && e.evidence.definition == check.digest();
+        let known: Vec<TrainEvidence> = passed.iter().filter(of_check).cloned().collect();
+        let heads: BTreeSet<SnapshotId> = self.cars.iter().filter_map(CarView::head).collect();
+        let spoken_for: BTreeSet<RequestId> = known.iter().flat_map(|e| e.requests.iter().copied()).collect();
+        let asking = selected.iter().filter_map(|at| self.cars.get(*at)).map(|car| car.request);
+        let of_train = known.iter().all(|e| heads.contains(&e.evidence.candidate));
+        (of_train && asking.collect::<BTreeSet<_>>() == spoken_for).then_some(known)
+    }
+}
+
+/// Checks of candidates whose train is not due yet.
+pub(super) struct CheckingAhead(JoinHandle<Vec<TrainEvidence>>);
+
+impl CheckingAhead {
+    /// The passes, if all passed under this policy. A failure is looked for again when the train is due, and told
+    /// then.
+    pub async fn passes(self, policy: &Digest) -> Vec<TrainEvidence> {
+        let found = self.0.await.unwrap_or_default();
+        let is_pass = |e: &TrainEvidence| {
+            e.evidence.result == CheckResult::Passed
+                && &e.evidence.policy == policy
+                && e.evidence.inputs.is_empty()
+        };
+        if found.iter().all(is_pass) { found } else { Vec::new() }
+    }
 }
 
 impl Worker {
+    /// Begins the checks that read nothing but the candidates and what they stand on: both are fixed by now, whenever
+    /// their train will be due.
+    pub(super) fn check_ahead(&self, gathered: &Arc<Gathered>, candidates: &Candidates) -> CheckingAhead {
+        let (worker, gathered, runtime) = (self.clone(), Arc::clone(gathered), Handle::current());
+        let asked = Asked::of(candidates);
+        let table = gathered.table.with_candidates(&candidates.snapshots);
+        CheckingAhead(tokio::task::spawn_blocking(move || {
+            let heads = Heads(&*worker.catalog);
+            let view = worker.view_of(&gathered, &table, &asked, &heads);
+            let mut found = Vec::new();
+            for check in gathered.policy.checks.iter().filter(|check| check.kind.reads_own_table_only()) {
+                let selected = asked.who_ask_for(check);
+                if !selected.is_empty() {
+                    found.extend(runtime.block_on(worker.run_check(&gathered, view, check, &selected)));
+                }
+            }
+            found
+        }))
+    }
+
+    fn view_of<'a>(
+        &'a self,
+        gathered: &Gathered,
+        table: &'a LoadedTable,
+        asked: &'a Asked,
+        tables: &'a dyn TableResolver,
+    ) -> TrainView<'a> {
+        let (base, files) = (gathered.head, self.policies.path());
+        TrainView { table, store: &self.store, base, cars: &asked.cars, files, tables }
+    }
+
     /// Runs lineage, schema and every declared check; one entry for each evidence, with its requests. The
-    /// candidates have to be in `table`; `tables` are the others that checks read. Reads only, so it may be dropped
-    /// at any point.
+    /// candidates have to be in `table`; `tables` are the others that checks read. What `passed` already is not run
+    /// again. Reads only, so it may be dropped at any point.
     pub(super) async fn gather_evidence(
         &self,
         gathered: &Gathered,
         table: &LoadedTable,
         asked: &Asked,
         tables: &dyn TableResolver,
+        passed: &[TrainEvidence],
     ) -> Vec<TrainEvidence> {
         let cars = &asked.cars;
         let policy = &gathered.policy_digest;
@@ -99,20 +174,15 @@ impl Worker {
             }
         }
 
-        let view = TrainView {
-            table,
-            store: &self.store,
-            base: gathered.head,
-            cars,
-            files: self.policies.path(),
-            tables,
-        };
+        let view = self.view_of(gathered, table, asked, tables);
         for check in &gathered.policy.checks {
-            let asks = |checks: &BTreeSet<String>| checks.contains(&check.id);
-            let selected: Vec<usize> =
-                (0..).zip(&asked.checks).filter(|(_, c)| asks(c)).map(|(at, _)| at).collect();
-            if !selected.is_empty() {
-                all.extend(self.run_check(gathered, view, check, &selected).await);
+            let selected = asked.who_ask_for(check);
+            if selected.is_empty() {
+                continue;
+            }
+            match asked.answered(check, &selected, passed) {
+                Some(known) => all.extend(known),
+                None => all.extend(self.run_check(gathered, view, check, &selected).await),
             }
         }
         all

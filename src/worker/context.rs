@@ -46,6 +46,7 @@ pub struct Worker {
     /// Held while a set is settled, which lanes of all its tables may ask for at once.
     pub(super) settling: Arc<tokio::sync::Mutex<()>>,
     pub(super) from_ahead: Arc<AtomicU64>,
+    pub(super) checked_ahead: Arc<AtomicU64>,
     /// Where pipelines' own commands run.
     pub surroundings: Surroundings,
     pub(super) externals: Arc<Externals>,
@@ -94,6 +95,7 @@ impl Worker {
             ahead: Arc::default(),
             settling: Arc::default(),
             from_ahead: Arc::default(),
+            checked_ahead: Arc::default(),
             surroundings,
             externals: Arc::default(),
             checkpoint_every: CHECKPOINT_EVERY,
@@ -114,6 +116,11 @@ impl Worker {
     /// Trains whose files were written while the train before was under way.
     pub fn trains_from_ahead(&self) -> u64 {
         self.from_ahead.load(Ordering::Relaxed)
+    }
+
+    /// Those of them whose own checks had passed by then.
+    pub fn trains_checked_ahead(&self) -> u64 {
+        self.checked_ahead.load(Ordering::Relaxed)
     }
 
     /// A train id that is never used twice: time in milliseconds and 64 random bits.

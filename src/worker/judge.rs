@@ -1,6 +1,7 @@
 //! Step 5 of the protocol: evidence under the candidates' own ids, and who leaves the train for it.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 use mergeberg_kernel::evidence::PinnedInput;
 use mergeberg_kernel::ids::{RequestId, SnapshotId};
@@ -70,7 +71,17 @@ impl Worker {
         let asked = Asked::of(candidates);
         let early = train.gathered.table.with_candidates(&candidates.snapshots);
         let heads = Heads(&*self.catalog);
-        let checks = self.gather_evidence(&train.gathered, &early, &asked, &heads);
+        let begun = candidates.checking.take();
+        let checks = async {
+            let passed = match begun {
+                Some(checking) => checking.passes(&train.gathered.policy_digest).await,
+                None => Vec::new(),
+            };
+            if !passed.is_empty() {
+                self.checked_ahead.fetch_add(1, Ordering::Relaxed);
+            }
+            self.gather_evidence(&train.gathered, &early, &asked, &heads, &passed).await
+        };
         tokio::pin!(checks);
         let mut found = None;
         let staged = {
@@ -87,7 +98,7 @@ impl Worker {
             // Whoever stages it next has it checked.
             (Staged::Lost { .. }, _) => Vec::new(),
             (Staged::Applied(table), _) if candidates.rewritten => {
-                self.gather_evidence(&train.gathered, table, &asked, &heads).await
+                self.gather_evidence(&train.gathered, table, &asked, &heads, &[]).await
             }
             (Staged::Applied(_), Some(evidence)) => evidence,
             (Staged::Applied(_), None) => checks.await,

@@ -148,7 +148,7 @@ impl Worker {
         let mut evidence: Vec<Vec<TrainEvidence>> = Vec::with_capacity(parts.len());
         for (part, table) in parts.iter().zip(staged) {
             let asked = Asked::of(&part.candidates);
-            evidence.push(self.gather_evidence(&part.train.gathered, table, &asked, &tables).await);
+            evidence.push(self.gather_evidence(&part.train.gathered, table, &asked, &tables, &[]).await);
         }
         for (part, evidence) in parts.iter().zip(&evidence) {
             self.record_evidence(&part.train, evidence).await?;

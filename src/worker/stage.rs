@@ -17,6 +17,7 @@ use mergeberg_kernel::unit::{NetFiles, Unit, UnitKind};
 use serde_json::Value;
 
 use super::ages::Ages;
+use super::check::CheckingAhead;
 use super::context::{Worker, lock};
 use super::error::WorkerError;
 use super::gather::Gathered;
@@ -71,6 +72,8 @@ pub(super) struct Candidates {
     start: Option<SnapshotId>,
     /// They were written again: what was read of them before says nothing.
     pub rewritten: bool,
+    /// Checks that were begun when they were written ahead.
+    pub checking: Option<CheckingAhead>,
 }
 
 impl Candidates {
@@ -262,6 +265,7 @@ impl Worker {
             changes,
             start,
             rewritten: false,
+            checking: None,
         })))
     }
 

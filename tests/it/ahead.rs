@@ -122,3 +122,26 @@ async fn rule_r10_files_are_looked_for_again_right_before_staging() {
     }
     assert_eq!(house.keys("main").await, [1, 2, 3, 4, 5, 7, 8, 9]);
 }
+
+/// A violation that is seen ahead is told of the train that is due, by the evidence of that train.
+#[tokio::test(flavor = "multi_thread")]
+async fn checks_of_what_is_written_ahead_serve_when_they_passed() {
+    let (house, requests) = house_with_six().await;
+    house.append_on_new("ingest/again", &[order(4, 22)]).await;
+    let twice = house.enqueue("ingest/again").await;
+    let (_, worker) = house.misled_worker();
+    drain(&worker).await;
+    house.all_landed_once(&requests, &[]).await;
+    assert_eq!(house.state(twice).await, "refused(duplicate-key)");
+    assert_eq!(
+        (worker.trains_from_ahead(), worker.trains_checked_ahead()),
+        (3, 2),
+        "all but the first and the last"
+    );
+    for request in requests {
+        let evidence = house.ledger.evidence_of_request(request).await.unwrap();
+        let mut checks: Vec<&str> = evidence.iter().map(|row| row.evidence.check.as_str()).collect();
+        checks.dedup();
+        assert!(checks.contains(&"lineage") && checks.len() > 2, "{checks:?}");
+    }
+}
