@@ -27,6 +27,7 @@ use mergeberg_kernel::record::RecordFinding;
 use uuid::Uuid;
 
 use super::avro::encode::Templates;
+use super::avro::encode_list::ListTemplates;
 use super::avro::header_cache::HeaderCache;
 use super::avro::{self, Unusual};
 use super::error::TableError;
@@ -121,6 +122,7 @@ struct Shared {
     manifests_read: AtomicU64,
     headers: HeaderCache,
     templates: Arc<Templates>,
+    list_templates: Arc<ListTemplates>,
     /// By table uuid.
     fixed_forms: Mutex<HashMap<Uuid, FixedForm>>,
 }
@@ -141,6 +143,7 @@ impl ManifestStore {
                 manifests_read: AtomicU64::new(0),
                 headers: HeaderCache::default(),
                 templates: Arc::default(),
+                list_templates: Arc::default(),
                 fixed_forms: Mutex::default(),
             }),
         }
@@ -149,6 +152,11 @@ impl ManifestStore {
     /// Headers of the manifests that are written.
     pub(super) fn templates(&self) -> &Arc<Templates> {
         &self.shared.templates
+    }
+
+    /// The same of lists.
+    pub(super) fn list_templates(&self) -> &Arc<ListTemplates> {
+        &self.shared.list_templates
     }
 
     /// The most that was decoded and held at the same time, in bytes of manifest files; what the cache keeps does

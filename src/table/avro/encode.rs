@@ -17,13 +17,14 @@ use iceberg::spec::{
 
 use super::header::{AvroFile, SYNC_BYTES};
 use super::header_cache::is_plain;
+use super::put::{end_block, length, long, out_of, raw, sized, text, varint};
 use super::schema::{Field, Node};
 use super::{Unusual, Usual};
 
 /// Headers kept; when there are more, all are forgotten and made again.
 const MAX_TEMPLATES: usize = 32;
 /// A block is ended when it has become so long, as in Java.
-const BLOCK_BYTES: usize = 64 * 1024;
+pub(super) const BLOCK_BYTES: usize = 64 * 1024;
 /// What the crate has for a number that its list gives.
 const UNASSIGNED: i64 = -1;
 
@@ -132,17 +133,6 @@ pub(in crate::table) fn encode_manifest<'a>(
     end_block(&mut bytes, &mut block, &mut in_block, &template.sync)?;
     let listed = tally.listed(template, path, snapshot_id, bytes.len())?;
     Ok((bytes, listed))
-}
-
-fn end_block(bytes: &mut Vec<u8>, block: &mut Vec<u8>, count: &mut i64, sync: &[u8]) -> Usual<()> {
-    if *count > 0 {
-        varint(bytes, *count);
-        length(bytes, block.len())?;
-        bytes.append(block);
-        bytes.extend_from_slice(sync);
-        *count = 0;
-    }
-    Ok(())
 }
 
 /// What a manifest list says of a manifest (table spec, "Manifest Lists").
@@ -404,69 +394,6 @@ fn numbers(out: &mut Vec<u8>, node: &Node, numbers: Option<Vec<i64>>) -> Usual<(
     }
     varint(out, 0);
     Ok(())
-}
-
-/// Writes which branch of a union follows and gives it; `None`: null. What is no union is its own branch.
-fn out_of<'n>(out: &mut Vec<u8>, node: &'n Node, there: bool) -> Usual<Option<&'n Node>> {
-    let Node::Union(options) = node else {
-        return if there && *node != Node::Null { Ok(Some(node)) } else { Err(Unusual) };
-    };
-    let index = options.iter().position(|option| (*option != Node::Null) == there).ok_or(Unusual)?;
-    length(out, index)?;
-    Ok(options.get(index).filter(|_| there))
-}
-
-/// An `int` or `long`.
-fn long(out: &mut Vec<u8>, node: &Node, value: Option<i64>) -> Usual<()> {
-    match (out_of(out, node, value.is_some())?, value) {
-        (None, None) => Ok(()),
-        (Some(Node::Long), Some(value)) => {
-            varint(out, value);
-            Ok(())
-        }
-        (Some(Node::Int), Some(value)) if i32::try_from(value).is_ok() => {
-            varint(out, value);
-            Ok(())
-        }
-        _ => Err(Unusual),
-    }
-}
-
-fn text(out: &mut Vec<u8>, node: &Node, value: Option<&str>) -> Usual<()> {
-    match (out_of(out, node, value.is_some())?, value) {
-        (None, None) => Ok(()),
-        (Some(Node::String), Some(value)) => sized(out, value.as_bytes()),
-        _ => Err(Unusual),
-    }
-}
-
-fn raw(out: &mut Vec<u8>, node: &Node, value: Option<&[u8]>) -> Usual<()> {
-    match (out_of(out, node, value.is_some())?, value) {
-        (None, None) => Ok(()),
-        (Some(Node::Bytes), Some(value)) => sized(out, value),
-        _ => Err(Unusual),
-    }
-}
-
-fn sized(out: &mut Vec<u8>, bytes: &[u8]) -> Usual<()> {
-    length(out, bytes.len())?;
-    out.extend_from_slice(bytes);
-    Ok(())
-}
-
-fn length(out: &mut Vec<u8>, length: usize) -> Usual<()> {
-    varint(out, i64::try_from(length).map_err(|_| Unusual)?);
-    Ok(())
-}
-
-/// Zig-zag, seven bits a byte (Avro specification 1.12, "Binary Encoding").
-fn varint(out: &mut Vec<u8>, value: i64) {
-    let mut rest = ((value << 1) ^ (value >> 63)).cast_unsigned();
-    while rest >= 0x80 {
-        out.push((rest & 0x7f) as u8 | 0x80);
-        rest >>= 7;
-    }
-    out.push(rest as u8);
 }
 
 #[cfg(test)]

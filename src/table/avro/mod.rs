@@ -1,4 +1,4 @@
-//! Manifests and manifest lists decoded in one pass over their bytes, and manifests encoded in one ([`encode`]).
+//! Manifests and manifest lists decoded in one pass over their bytes, and encoded in one ([`encode`], [`encode_list`]).
 //!
 //! The crate parses the Avro schema, the table schema and the partition spec of every file anew and builds a
 //! tree of values for every entry; for the small manifests that branches consist of, that is nearly all of
@@ -12,11 +12,13 @@
 mod blocks;
 mod cursor;
 pub(super) mod encode;
+pub(super) mod encode_list;
 pub(super) mod header;
 pub(super) mod header_cache;
 mod list;
 mod manifest;
 pub(super) mod names;
+mod put;
 mod schema;
 
 pub(super) use list::decode_list;
