@@ -98,7 +98,7 @@ pub(super) fn cannot(catalog: &dyn Catalog, missing: Capability) -> UserError {
 }
 
 /// Rules E7 and S4: a check that holds other tables at their heads needs a commit over several tables.
-async fn check_fences(
+pub(super) async fn check_fences(
     context: &EnqueueContext<'_>,
     policy: &TablePolicy,
     class: &str,

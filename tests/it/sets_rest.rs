@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mergeberg::cli::enqueue::{EnqueueArgs, EnqueueContext, enqueue};
+use mergeberg::cli::revert::{RevertArgs, RevertContext, revert};
 use mergeberg::table::catalog::Catalog;
+use mergeberg::table::manifests::ManifestStore;
 use mergeberg::table::rest_catalog::RestCatalog;
 use mergeberg::worker::run::RunOptions;
 use mergeberg_kernel::ids::{Principal, RequestId, TableName};
@@ -305,6 +307,10 @@ async fn rule_e7_a_dimension_is_held_by_the_landing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_s4_a_fence_is_refused_at_enqueue_where_the_catalog_has_none() {
     let pair = Pair::open(Manners { one_table_at_a_time: true, ..Manners::default() }).await;
+    pair.orders().append_on_new("release/0", &[order(40, 22)]).await;
+    let landed = pair.orders().enqueue("release/0").await;
+    pair.orders().drain().await;
+    assert_eq!(pair.orders().state(landed).await, "landed");
     let policies = pair.orders().dir.path().join("policies/orders.toml");
     std::fs::write(policies, policy(ORDERS, FENCED)).unwrap();
     let policies = pair.orders().worker.policies.read().unwrap();
@@ -326,7 +332,20 @@ async fn rule_s4_a_fence_is_refused_at_enqueue_where_the_catalog_has_none() {
     let error = enqueue(context, &args).await.unwrap_err();
     assert_eq!(error.code.code(), "no-multi-table-commits");
     assert!(error.message.contains("check 'item-known' has a fence"), "{}", error.message);
-    assert!(pair.orders().ledger.requests(&Default::default()).await.unwrap().is_empty());
+
+    // A revert is a request as any other.
+    let args = RevertArgs {
+        request: landed,
+        reason: Some("bad load".to_owned()),
+        class: None,
+        idempotency_key: None,
+        principal: Principal::new("test"),
+    };
+    let (store, random) = (ManifestStore::new(64 << 20), rand::random::<u64>);
+    let error =
+        revert(RevertContext { enqueue: context, store: &store, random: &random }, &args).await.unwrap_err();
+    assert_eq!(error.code.code(), "no-multi-table-commits");
+    assert_eq!(pair.orders().ledger.requests(&Default::default()).await.unwrap().len(), 1);
 }
 
 /// Over Apache Polaris, whose commit to several tables is one transaction of its metastore.

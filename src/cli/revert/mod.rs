@@ -21,8 +21,8 @@ use mergeberg_kernel::state::RequestState;
 use self::files::Restored;
 use self::plan::Plan;
 use super::enqueue::{
-    EnqueueContext, MAX_KEY_BYTES, MAX_PRINCIPAL_BYTES, Needed, check_length, class_of, key_conflict,
-    usable_table,
+    EnqueueContext, MAX_KEY_BYTES, MAX_PRINCIPAL_BYTES, Needed, check_fences, check_length, class_of,
+    key_conflict, usable_table,
 };
 use crate::error::UserError;
 use crate::ledger::{Enqueued, Ledger, NewRequest, RequestRow, Reverts};
@@ -207,6 +207,7 @@ impl Revert<'_> {
                 class_of(&policy, &branch, Some(&row.class)).or_else(|_| class_of(&policy, &branch, None))?
             }
         };
+        check_fences(&enqueue, &policy, &class.name).await?;
         if restored.is_none() {
             *restored = Some(Restored::write(store, table, &plan).await?);
         }
