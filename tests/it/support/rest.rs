@@ -68,6 +68,8 @@ impl RestServer {
             .args(["-c", UNTIL_END_OF_INPUT, "sh", "java", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-cp"])
             .arg(every_jar)
             .arg(MAIN)
+            // Java writes names of files in the letters of its locale.
+            .env("LC_ALL", "C.UTF-8")
             .env("CATALOG_REST_PORT", "0")
             .envs(settings.iter().copied())
             .env("CATALOG_WAREHOUSE", format!("file://{}", folder.join("warehouse").display()))
