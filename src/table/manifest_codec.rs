@@ -1,4 +1,5 @@
-//! Manifests decoded and encoded, always off the async runtime: an entry costs about 0.1 ms.
+//! Manifests decoded and encoded, always off the async runtime: one may have thousands of entries. The usual ones go
+//! through our own reader and writer ([`super::avro`]), the others through the crate's.
 //!
 //! A decoded manifest keeps the crate's `DataFile` of each entry, for writing it again, beside the facts
 //! that decisions use. Sequence numbers and snapshot ids are resolved when decoding (table spec,

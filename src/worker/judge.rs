@@ -60,9 +60,10 @@ pub(super) enum Checked {
 }
 
 impl Worker {
-    /// Stages the train, and runs its checks meanwhile: the candidates' ids and files are fixed once they are
-    /// written, and both wait for storage most of their time. Nothing is recorded before the train is known to
-    /// be staged; what was found of candidates that had to be written again is thrown away.
+    /// Stages the train, and runs its checks meanwhile, but for those that passed when it was written ahead: the
+    /// candidates' ids and files are fixed once they are written, and both wait for storage most of their time.
+    /// Nothing is recorded before the train is known to be staged; what was found of candidates that had to be
+    /// written again is thrown away.
     pub(super) async fn stage_and_check(
         &self,
         train: &Train,
