@@ -83,6 +83,7 @@ impl Worker {
             enqueued_at_ms: row.enqueued_at_ms,
         }));
         let table = self.keep_pins(lane, table, &kept).await?;
+        self.keep_inputs(lane, &table, &kept).await?;
         let branch = checkpoint_ref(self.ledger.queue_id(), &writing.train.train);
         let made = writing.files(|files| files.checkpoint.clone());
         let at = made.as_ref().and_then(|made| made.snapshots.last().copied());

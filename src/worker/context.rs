@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use super::ahead::Ahead;
 use super::external::Externals;
+use super::input_pins::Seen;
 use super::losses::Losses;
 use super::rewrites::Proofs;
 use crate::config::PolicyFolder;
@@ -42,6 +43,7 @@ pub struct Worker {
     pub holder: String,
     pub(super) proofs: Arc<Mutex<Proofs>>,
     pub(super) losses: Arc<Mutex<Losses>>,
+    pub(super) input_pins: Arc<Mutex<Seen>>,
     pub(super) ahead: Arc<Mutex<Ahead>>,
     /// Held while a set is settled, which lanes of all its tables may ask for at once.
     pub(super) settling: Arc<tokio::sync::Mutex<()>>,
@@ -92,6 +94,7 @@ impl Worker {
             holder,
             proofs: Arc::default(),
             losses: Arc::default(),
+            input_pins: Arc::default(),
             ahead: Arc::default(),
             settling: Arc::default(),
             from_ahead: Arc::default(),

@@ -384,15 +384,26 @@ impl Worker {
         table: &LoadedTable,
         change: Arc<ChangeSet>,
     ) -> Result<Arc<ChangeSet>, WorkerError> {
-        let RecordFinding::Named { id, digest } = &change.record else { return Ok(change) };
-        let Some(row) = self.ledger.operation(&table.facts.uuid, id).await? else { return Ok(change) };
+        match self.named_record(&table.facts, &change.record).await? {
+            Some(record) => Ok(Arc::new(ChangeSet { record, ..change.as_ref().clone() })),
+            None => Ok(change),
+        }
+    }
+
+    /// The record that a summary names. `None`: it names none, or the ledger does not have it.
+    pub(super) async fn named_record(
+        &self,
+        facts: &TableFacts,
+        record: &RecordFinding,
+    ) -> Result<Option<RecordFinding>, WorkerError> {
+        let RecordFinding::Named { id, digest } = record else { return Ok(None) };
+        let Some(row) = self.ledger.operation(&facts.uuid, id).await? else { return Ok(None) };
         let found = row.digest.as_str();
-        let record = if digest.as_deref().is_some_and(|wanted| wanted != found) {
+        Ok(Some(if digest.as_deref().is_some_and(|wanted| wanted != found) {
             RecordFinding::Invalid(RecordError::OtherDigest { id: id.clone(), found: found.to_owned() })
         } else {
-            RecordFinding::of_text(&row.record, &table.facts.name)
-        };
-        Ok(Arc::new(ChangeSet { record, ..change.as_ref().clone() }))
+            RecordFinding::of_text(&row.record, &facts.name)
+        }))
     }
 
     async fn source_change(

@@ -16,6 +16,7 @@ mod fences;
 mod fill;
 pub mod foreign;
 pub mod gather;
+mod input_pins;
 pub mod judge;
 pub mod landing;
 pub mod losses;

@@ -39,6 +39,21 @@ pub(super) fn pin_names(queue: &QueueId, request: RequestId) -> PinNames {
     PinNames { head: RefName(format!("{prefix}{request}")), base: RefName(format!("{prefix}{request}-base")) }
 }
 
+/// The ref that holds a snapshot of a table which a request's recorded operation reads.
+pub(super) fn input_pin_name(queue: &QueueId, request: RequestId, input: SnapshotId) -> RefName {
+    RefName(format!("{}{request}-input-{input}", prefix(queue)))
+}
+
+/// Holds one snapshot, and lives long (rule R3).
+pub(super) fn pin(facts: &TableFacts, name: RefName, at: SnapshotId, now_ms: i64) -> RefFact {
+    RefFact {
+        name,
+        snapshot_id: at,
+        kind: RefKind::Branch { min_snapshots_to_keep: Some(1), max_snapshot_age_ms: Some(PIN_LIFE_MS) },
+        max_ref_age_ms: Some(PIN_LIFE_MS.saturating_add(age_of(facts, at, now_ms))),
+    }
+}
+
 fn prefix(queue: &QueueId) -> String {
     format!("mergeberg/pin/{queue}/")
 }
@@ -101,18 +116,7 @@ impl Worker {
         }
         let mut requirements = vec![Requirement::TableUuid(lane.uuid.clone())];
         let mut updates = Vec::new();
-        let mut set: Vec<RefFact> = new
-            .into_iter()
-            .map(|(name, id)| RefFact {
-                name,
-                snapshot_id: id,
-                kind: RefKind::Branch {
-                    min_snapshots_to_keep: Some(1),
-                    max_snapshot_age_ms: Some(PIN_LIFE_MS),
-                },
-                max_ref_age_ms: Some(PIN_LIFE_MS.saturating_add(age_of(facts, id, now_ms))),
-            })
-            .collect();
+        let mut set: Vec<RefFact> = new.into_iter().map(|(name, id)| pin(facts, name, id, now_ms)).collect();
         for row in lacking {
             if set.iter().all(|other| other.name != row.source) {
                 set.push(kept(facts, &row.source, row.pinned, &lane.target, now_ms));
@@ -189,7 +193,7 @@ fn belongs_to_one_of(name: &RefName, queue: &QueueId, open: &BTreeSet<RequestId>
     let digits = rest.strip_suffix("-base").unwrap_or(rest);
     match digits.parse() {
         Ok(id) => open.contains(&RequestId(id)),
-        // Not of our making, whatever it is: left alone.
+        // Of a table that another's request reads (`input_pins`), or not of our making: left alone.
         Err(_) => true,
     }
 }

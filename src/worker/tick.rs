@@ -265,6 +265,7 @@ impl Worker {
         let structures = self.structures(lane, &table, &policy.digest()).await?;
         let now_ms = self.now_ms();
         let table = self.keep_pins(lane, table, &kept).await?;
+        self.keep_inputs(lane, &table, &kept).await?;
         let gathered = loop {
             waiting.rows.retain(|row| {
                 !waits_for_its_check(row, now_ms)
@@ -331,7 +332,8 @@ impl Worker {
         self.sweep(epoch, lane, &table).await?;
         self.watch_target(lane, &table, policy).await?;
         // Those of requests that ended without landing (case O22).
-        self.keep_pins(lane, table, &[]).await?;
+        let table = self.keep_pins(lane, table, &[]).await?;
+        self.keep_inputs(lane, &table, &[]).await?;
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 mod cases;
 mod choices;
+mod inputs_kept;
 mod judge;
 mod meaning;
 mod model;
