@@ -60,15 +60,15 @@ pub fn compare(policy: &TablePolicy, folder: &Path, tables: &KnownTables) -> Vec
     problems
 }
 
-/// Rows are merged by a key that is there.
+/// Rows are merged by a key that is there; tables of format v3 have row ids (table spec, "Row Lineage").
 fn row_merge_key(class: &ClassPolicy, facts: &TableFacts, problems: &mut Vec<PolicyProblem>) {
     require_columns(None, &class.key, facts, problems);
     let identified = current_schema(facts).is_some_and(|schema| !schema.identifier_field_ids.is_empty());
-    if class.key.is_empty() && !identified {
+    if class.key.is_empty() && !identified && facts.format_version < 3 {
         problems.push(PolicyProblem {
             check: None,
             message: format!(
-                "class '{}' merges rows by key, names none, and {} has no identifier fields",
+                "class '{}' merges rows by key, names none, and {} has neither identifier fields nor row ids",
                 class.name, facts.name
             ),
             next: "write key = [...] in the class".to_owned(),

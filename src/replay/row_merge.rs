@@ -7,6 +7,11 @@
 //!
 //! A key names one row. Where it does not, or is null, nobody can say which row became which, and the merge is
 //! refused.
+//!
+//! A table of format v3 names its rows itself (table spec, "Row Lineage"): their ids are the key where nobody declares one.
+//! They are as good as the writers: one that does not carry them along, as an overwrite does not, leaves a row that is gone
+//! and another that is new, and nobody can say whether they are one. So rows that one side took away while it brought new
+//! ones, and that the other side touched too, are a conflict whatever the class says.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,7 +60,7 @@ pub struct RowMergeInput {
     pub source: LiveFiles,
     /// Live at the car's parent.
     pub target: LiveFiles,
-    /// Names of columns of the table as it is now; of its identifier fields when it is empty.
+    /// Names of columns of the table as it is now. When it is empty: its identifier fields, else its row ids.
     pub key: Vec<String>,
     pub conflicts: RowConflicts,
 }
@@ -120,7 +125,9 @@ struct Merge<'a> {
     /// With the row ids, in tables that have them.
     keeping: Arc<RowReader>,
     names: Vec<String>,
-    /// Places of the key's columns.
+    /// What rows are compared by: the table's columns, with the row ids behind them where those are the key.
+    compared: Vec<String>,
+    /// Places of the key's columns among these.
     key: Vec<usize>,
     counts: Arc<Counts>,
 }
@@ -137,23 +144,32 @@ impl<'a> Merge<'a> {
         let keeping = Arc::new(RowReader::new(table, schema_id)?.with_lineage()?);
         let names: Vec<String> =
             reader.arrow_schema().fields().iter().map(|field| field.name().clone()).collect();
-        let named = if key.is_empty() { identifier_fields(table) } else { key.to_vec() };
-        if named.is_empty() {
-            return Err(refused(
-                "rows are to be merged by key, but the class names none and the table has no identifier fields"
-                    .to_owned(),
-            ));
-        }
+        let mut compared = names.clone();
+        let named = match (key, identifier_fields(table), row_id_name(&keeping, names.len())) {
+            ([], fields, Some(row_id)) if fields.is_empty() => {
+                compared.push(row_id.clone());
+                vec![row_id]
+            }
+            ([], fields, None) if fields.is_empty() => {
+                return Err(refused(
+                    "rows are to be merged by key, but the class names none, and the table has neither identifier \
+                     fields nor row ids"
+                        .to_owned(),
+                ));
+            }
+            ([], fields, _) => fields,
+            (declared, ..) => declared.to_vec(),
+        };
         let key = named
             .iter()
             .map(|name| {
-                let place = names.iter().position(|column| column == name);
+                let place = compared.iter().position(|column| column == name);
                 place.ok_or_else(|| {
                     refused(format!("the table has no column '{name}' at its top, which is in the key"))
                 })
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { engine, context: engine.session(), reader, keeping, names, key, counts })
+        Ok(Self { engine, context: engine.session(), reader, keeping, names, compared, key, counts })
     }
 
     async fn plan(
@@ -173,8 +189,15 @@ impl<'a> Merge<'a> {
             self.require_keys(self.rows(files, hidden)?, whose).await?;
         }
         let met = self.met(branch, since)?;
+        if self.is_by_row_id() {
+            self.refuse_lost_ids(&met, branch, since).await?;
+        }
         if rule == RowConflicts::Refuse {
-            self.refuse_conflicts(&met).await?;
+            let text = |total| match total {
+                1 => "branch and target changed one row to different values".to_owned(),
+                n => format!("branch and target changed {n} rows to different values"),
+            };
+            self.refuse_any(met.clone().filter(column(MET).and(!column(ALIKE)))?, text).await?;
         }
         let conflict = column(MET).and(!column(ALIKE));
         let mine = match rule {
@@ -184,6 +207,7 @@ impl<'a> Merge<'a> {
         let changes = met.filter(mine)?;
         let frame = self.located(changes, rows)?;
         self.require_one_row_each(&frame).await?;
+        let frame = frame.filter(column(CLAUSE).gt_eq(lit(0_i32)))?;
         let row_id = self.row_id_name().map(|_| column(ROW_ID));
         let mut columns = vec![column(CLAUSE), column(ORIGIN), column(POSITION)];
         columns.extend(row_id);
@@ -200,7 +224,7 @@ impl<'a> Merge<'a> {
     /// under [`hidden`] names, those of base and target under [`then`] and [`theirs`].
     fn met(&self, branch: &RowDifference, since: &RowDifference) -> Result<DataFrame, ReplayError> {
         let mine = self.changed(branch, hidden, then)?;
-        let theirs_gone = format!("{GONE} too");
+        let theirs_gone = gone_too();
         let others = self.changed(since, theirs, theirs_then)?;
         let others = others
             .with_column_renamed(GONE, &theirs_gone)?
@@ -210,7 +234,7 @@ impl<'a> Merge<'a> {
         let both = mine.join_on(others, JoinType::Left, on)?;
         let met = column(&theirs_gone).is_not_null();
         let same =
-            all((0..self.names.len()).map(|at| not_distinct(column(&hidden(at)), column(&theirs(at)))));
+            all((0..self.compared.len()).map(|at| not_distinct(column(&hidden(at)), column(&theirs(at)))));
         let gone = column(GONE);
         let alike = (gone.clone().and(column(&theirs_gone)))
             .or((!gone).and(!column(&theirs_gone)).and(same))
@@ -230,14 +254,14 @@ impl<'a> Merge<'a> {
         let later = self.rows(&difference.added, now)?.with_column(GONE, lit(false))?;
         let on: Vec<Expr> = self.key.iter().map(|&at| column(&before(at)).eq(column(&now(at)))).collect();
         let both = earlier.join_on(later, JoinType::Full, on)?;
-        let differs = any((0..self.names.len()).map(|at| distinct(column(&before(at)), column(&now(at)))));
+        let differs = any((0..self.compared.len()).map(|at| distinct(column(&before(at)), column(&now(at)))));
         let is_one_sided = column(WAS).is_null().or(column(GONE).is_null());
         let mut columns: Vec<Expr> = Vec::new();
         for &at in &self.key {
             let key = when(column(GONE).is_null(), column(&before(at))).otherwise(column(&now(at)))?;
             columns.push(key.alias(key_of(now(at))));
         }
-        columns.extend((0..self.names.len()).flat_map(|at| [column(&now(at)), column(&before(at))]));
+        columns.extend((0..self.compared.len()).flat_map(|at| [column(&now(at)), column(&before(at))]));
         columns.push(column(WAS).is_not_null().alias(WAS));
         columns.push(column(GONE).is_null().alias(GONE));
         Ok(both.filter(is_one_sided.or(differs))?.select(columns)?)
@@ -246,9 +270,9 @@ impl<'a> Merge<'a> {
     /// Rows of these files, their columns under the names that `name` gives.
     fn rows(&self, files: &[ScanFile], name: fn(usize) -> String) -> Result<DataFrame, ReplayError> {
         let counters = self.counting(files);
-        let files =
-            FilesTable::new(Arc::clone(&self.reader), files.to_vec(), self.engine.parallelism(), counters);
-        let columns = self.names.iter().enumerate().map(|(at, own)| column(own).alias(name(at)));
+        let reader = if self.is_by_row_id() { &self.keeping } else { &self.reader };
+        let files = FilesTable::new(Arc::clone(reader), files.to_vec(), self.engine.parallelism(), counters);
+        let columns = self.compared.iter().enumerate().map(|(at, own)| column(own).alias(name(at)));
         Ok(self.context.read_table(Arc::new(files))?.select(columns.collect::<Vec<Expr>>())?)
     }
 
@@ -260,8 +284,12 @@ impl<'a> Merge<'a> {
     }
 
     /// Name of the row ids in the files.
-    fn row_id_name(&self) -> Option<&str> {
-        self.keeping.arrow_schema().fields().get(self.names.len()).map(|field| field.name().as_str())
+    fn row_id_name(&self) -> Option<String> {
+        row_id_name(&self.keeping, self.names.len())
+    }
+
+    fn is_by_row_id(&self) -> bool {
+        self.compared.len() > self.names.len()
     }
 
     /// What happens to which row of the target.
@@ -273,9 +301,9 @@ impl<'a> Merge<'a> {
             .with_position_as(POSITION);
         debug_assert!(files.schema().fields().len() > self.names.len());
         let mut columns = vec![column(ORIGIN), column(POSITION)];
-        columns.extend(self.row_id_name().map(|name| column(name).alias(ROW_ID)));
+        columns.extend(self.row_id_name().map(|name| column(&name).alias(ROW_ID)));
         for &at in &self.key {
-            let own = self.names.get(at).map_or("", String::as_str);
+            let own = self.compared.get(at).map_or("", String::as_str);
             columns.push(column(own).alias(place_of(at)));
         }
         let there = self.context.read_table(Arc::new(files))?.select(columns)?;
@@ -287,8 +315,7 @@ impl<'a> Merge<'a> {
             .when(!column(GONE), lit(2_i32))
             // Gone on both sides.
             .otherwise(lit(-1_i32))?;
-        let placed = changes.join_on(there, JoinType::Left, on)?.with_column(CLAUSE, clause)?;
-        Ok(placed.filter(column(CLAUSE).gt_eq(lit(0_i32)))?)
+        Ok(changes.join_on(there, JoinType::Left, on)?.with_column(CLAUSE, clause)?)
     }
 
     /// Every key is filled, and names one row.
@@ -320,6 +347,13 @@ impl<'a> Merge<'a> {
                 "the branch adds a row with {key}, which was there when it was made"
             )));
         }
+        let lost = column(WAS).and(!column(MET)).and(column(ORIGIN).is_null());
+        if let Some(batch) = first(frame.clone().filter(lost)?).await? {
+            let key = self.key_text(&batch, |at| key_of(hidden(at)))?;
+            return Err(refused(format!(
+                "the branch changed the row with {key}, and no file of the target that may hold it does"
+            )));
+        }
         let keys: Vec<Expr> = self.key.iter().map(|&at| column(&key_of(hidden(at)))).collect();
         let twice = frame.clone().aggregate(keys, vec![count(lit(1_i64)).alias("n")])?;
         if let Some(batch) = first(twice.filter(column("n").gt(lit(1_i64)))?).await? {
@@ -329,9 +363,36 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// Rows that both sides changed, to different values.
-    async fn refuse_conflicts(&self, met: &DataFrame) -> Result<(), ReplayError> {
-        let conflicts = met.clone().filter(column(MET).and(!column(ALIKE)))?;
+    /// Rows that both sides touched, of which one took them away and brought new ones: perhaps the same, under new ids.
+    async fn refuse_lost_ids(
+        &self,
+        met: &DataFrame,
+        branch: &RowDifference,
+        since: &RowDifference,
+    ) -> Result<(), ReplayError> {
+        let mut lost = lit(false);
+        for (side, gone) in [(branch, GONE.to_owned()), (since, gone_too())] {
+            let new = self.changed(side, hidden, then)?.filter(!column(WAS))?;
+            if first(new).await?.is_some() {
+                lost = lost.or(column(&gone));
+            }
+        }
+        let text = |total| {
+            let rows = if total == 1 { "one row".to_owned() } else { format!("{total} rows") };
+            format!(
+                "branch and target both touched {rows}, and one of them wrote rows under new row ids, so nobody can \
+                 tell which row became which: name a 'key' in the class"
+            )
+        };
+        self.refuse_any(met.clone().filter(column(MET).and(lost))?, text).await
+    }
+
+    /// Rows of [`Self::met`] that nobody may decide but people.
+    async fn refuse_any(
+        &self,
+        conflicts: DataFrame,
+        text: impl FnOnce(usize) -> String,
+    ) -> Result<(), ReplayError> {
         let total = conflicts.clone().count().await?;
         if total == 0 {
             return Ok(());
@@ -345,11 +406,7 @@ impl<'a> Merge<'a> {
                 rows.push(self.conflict(&row)?);
             }
         }
-        let text = match total {
-            1 => "branch and target changed one row to different values".to_owned(),
-            n => format!("branch and target changed {n} rows to different values"),
-        };
-        Err(ReplayError::Conflicts { text, rows })
+        Err(ReplayError::Conflicts { text: text(total), rows })
     }
 
     /// One row of [`Self::met`] for people.
@@ -364,7 +421,7 @@ impl<'a> Merge<'a> {
         Ok(json!({
             "key": self.key_text(row, |at| key_of(hidden(at)))?,
             "base": shown(flag(WAS), "not there", then)?,
-            "target": shown(!flag(&format!("{GONE} too")), "deleted", theirs)?,
+            "target": shown(!flag(&gone_too()), "deleted", theirs)?,
             "source": shown(!flag(GONE), "deleted", hidden)?,
         }))
     }
@@ -374,7 +431,7 @@ impl<'a> Merge<'a> {
     }
 
     fn key_text(&self, row: &RecordBatch, name: impl Fn(usize) -> String) -> Result<String, ReplayError> {
-        let of = |&at: &usize| (self.names.get(at).map_or("", String::as_str), name(at));
+        let of = |&at: &usize| (self.compared.get(at).map_or("", String::as_str), name(at));
         text_of(row, self.key.iter().map(of))
     }
 }
@@ -411,6 +468,11 @@ fn identifier_fields(table: &LoadedTable) -> Vec<String> {
     schema.identifier_field_ids.iter().filter_map(of).collect()
 }
 
+/// Behind the table's own columns, in tables whose rows have ids.
+fn row_id_name(keeping: &RowReader, columns: usize) -> Option<String> {
+    keeping.arrow_schema().fields().get(columns).map(|field| field.name().clone())
+}
+
 fn refused(text: String) -> ReplayError {
     ReplayError::request(ReasonCode::RowConflict, text)
 }
@@ -426,6 +488,11 @@ fn theirs(at: usize) -> String {
 
 fn theirs_then(at: usize) -> String {
     format!("\u{1}theirs then{at}")
+}
+
+/// [`GONE`] of the other side.
+fn gone_too() -> String {
+    format!("{GONE} too")
 }
 
 /// A key's column that is filled whatever became of the row.

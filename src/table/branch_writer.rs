@@ -4,9 +4,11 @@
 //! moved: two writers of one branch is a mistake that nobody should smooth over.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use datafusion::arrow::array::RecordBatch;
+use futures::stream;
 use mergeberg_kernel::commit::{RefRole, Requirement, Update};
 use mergeberg_kernel::facts::{RefFact, RefKind};
 use mergeberg_kernel::ids::{RefName, SnapshotId, TableName};
@@ -33,6 +35,7 @@ pub struct BranchWrite {
     pub branch: RefName,
     /// `append`, `overwrite`, `replace` or `delete`.
     pub label: String,
+    /// In a table of format v3 with `_row_id` and `_last_updated_sequence_number` or without.
     pub rows: Vec<RecordBatch>,
     pub remove: Removal,
     pub summary: BTreeMap<String, String>,
@@ -115,7 +118,9 @@ impl BranchWriter {
     ) -> Result<SnapshotId, BranchWriteError> {
         let BranchWrite { branch, label, rows, remove, summary } = write;
         let table = &first.facts.name;
-        let files = DataFileWriter::write_batches(&first, first.facts.current_schema_id, rows).await?;
+        // A pipeline that carries the ids of rows along brings them as a column.
+        let rows = stream::iter(rows.into_iter().map(Ok::<_, Infallible>));
+        let files = DataFileWriter::write_again(&first, first.facts.current_schema_id, rows).await?;
         for _ in 0..MAX_TRIES {
             let loaded = self.catalog.load(table).await?;
             if loaded.facts.head(&branch) != expected {

@@ -1,12 +1,18 @@
 //! `on-conflict = "row-merge"`: a source that nothing recorded speaks of is merged into the target row by row.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use mergeberg::table::branch_writer::Removal;
+use datafusion::arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
+use datafusion::arrow::datatypes::{DataType, Field, Int64Type, Schema};
+use futures::TryStreamExt;
+use mergeberg::table::branch_writer::{BranchWrite, Removal};
+use mergeberg::table::manifests::{FileScope, ManifestStore};
+use mergeberg::table::scan::{RowReader, ScanCounters, live_rows};
 use mergeberg_kernel::ids::RequestId;
 
 use crate::oracle::random::Random;
-use crate::support::{House, Order, order};
+use crate::support::{House, Order, batch, branch, order, orders_of};
 
 fn policy(more: &str) -> String {
     format!(
@@ -277,4 +283,212 @@ async fn random_edits_come_to_what_a_map_of_rows_says() {
         house.assert_sound().await;
     }
     assert!(merged > 3 && refused > 3, "{merged} merged, {refused} refused: too much of one kind");
+}
+
+// Rows told apart by the ids that format v3 gives them.
+
+const BY_ROW_ID: &str = "table = \"shop.orders\"\n\
+    [[class]]\nname = \"edits\"\nprefix = \"edits/\"\non-conflict = \"row-merge\"\n\
+    [[class]]\nname = \"default\"\nprefix = \"\"\n";
+
+/// Rows by their ids.
+type Ids = BTreeMap<i64, Order>;
+
+async fn ids(house: &House, name: &str) -> Ids {
+    let table = house.loaded().await;
+    let head = table.facts.snapshots.get(table.facts.head(&branch(name)).unwrap()).unwrap();
+    let live = ManifestStore::new(64 << 20).live_files(&table, head, &FileScope::Table).await.unwrap();
+    let reader = RowReader::new(&table, table.facts.current_schema_id).unwrap().with_lineage().unwrap();
+    let mut found = Ids::new();
+    for file in live_rows(live).unwrap() {
+        let counters = Arc::new(ScanCounters::default());
+        let batches = reader.read(&file, &[0, 1, 2, 3, 4], &counters).unwrap();
+        for batch in batches.try_collect::<Vec<_>>().await.unwrap() {
+            let own = batch.column(4).as_primitive::<Int64Type>();
+            for (row, id) in orders_of(&batch).into_iter().zip(own) {
+                assert_eq!(found.insert(id.unwrap(), row), None, "{name}: row {id:?} is there once");
+            }
+        }
+    }
+    found
+}
+
+/// The branch's rows are these now, in new files; a row that was there keeps its id. What came is read again.
+async fn keeps(house: &House, name: &str, kept: &Ids, new: &[Order]) -> Ids {
+    let rows: Vec<Order> = kept.values().chain(new).cloned().collect();
+    let own: Int64Array = kept.keys().copied().map(Some).chain(new.iter().map(|_| None)).collect();
+    let unset: Int64Array = rows.iter().map(|_| None::<i64>).collect();
+    let plain = batch(&rows);
+    let mut fields: Vec<Field> = plain.schema().fields().iter().map(|f| f.as_ref().clone()).collect();
+    let mut columns: Vec<ArrayRef> = plain.columns().to_vec();
+    for (name, column) in [("_row_id", own), ("_last_updated_sequence_number", unset)] {
+        fields.push(Field::new(name, DataType::Int64, true));
+        columns.push(Arc::new(column));
+    }
+    let rows = vec![RecordBatch::try_new(Arc::new(Schema::new(fields)), columns).unwrap()];
+    let write = BranchWrite {
+        branch: branch(name),
+        label: "overwrite".to_owned(),
+        rows,
+        remove: Removal::Files(Box::new(|_| true)),
+        summary: BTreeMap::new(),
+    };
+    house.writer.write(&house.table, write).await.unwrap();
+    ids(house, name).await
+}
+
+async fn v3() -> (House, Ids) {
+    let house = House::with_table(House::orders_definition().format_version(3), BY_ROW_ID).await;
+    house.append("main", &[order(1, 20), order(2, 20), order(3, 21)]).await;
+    house.branch("edits/a").await;
+    let base = ids(&house, "main").await;
+    (house, base)
+}
+
+fn id_of(rows: &Ids, key: i64) -> i64 {
+    rows.iter().find(|(_, row)| row.id == key).map(|(id, _)| *id).unwrap()
+}
+
+async fn merged(house: &House) -> (String, String) {
+    let request = house.enqueue("edits/a").await;
+    house.drain().await;
+    house.assert_sound().await;
+    (house.state(request).await, house.detail(request).await)
+}
+
+/// Even the columns that a person would call the key may change.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_key_rows_of_format_v3_are_merged_by_their_ids() {
+    let (house, base) = v3().await;
+    let mut source = base.clone();
+    source.insert(id_of(&base, 1), with(order(11, 20), "renumbered"));
+    keeps(&house, "edits/a", &source, &[order(7, 22)]).await;
+    let mut target = base.clone();
+    target.insert(id_of(&base, 2), with(order(2, 20), "sent"));
+    target.remove(&id_of(&base, 3));
+    keeps(&house, "main", &target, &[order(7, 22)]).await;
+
+    let (state, detail) = merged(&house).await;
+    assert_eq!(state, "landed", "{detail}");
+    let after = ids(&house, "main").await;
+    assert_eq!(after[&id_of(&base, 1)], with(order(11, 20), "renumbered"), "it is the same row");
+    assert_eq!(after[&id_of(&base, 2)], with(order(2, 20), "sent"));
+    let rows: Vec<i64> = house.keys("main").await;
+    assert_eq!(rows, [2, 7, 7, 11], "two new rows that look alike are two");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_id_that_both_changed_is_a_conflict() {
+    let (house, base) = v3().await;
+    for (name, status) in [("edits/a", "paid"), ("main", "lost")] {
+        let mut rows = base.clone();
+        rows.insert(id_of(&base, 1), with(order(1, 20), status));
+        keeps(&house, name, &rows, &[]).await;
+    }
+    let (state, detail) = merged(&house).await;
+    assert_eq!(state, "refused(row-conflict)");
+    assert!(detail.contains(&format!("_row_id={}", id_of(&base, 1))), "{detail}");
+}
+
+/// An overwrite does not carry ids along: the rows are gone and others are new. Taken for what it says, both sides' copies of
+/// a row would land.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_lost_their_ids_on_both_sides_are_never_doubled() {
+    for rule in ["refuse", "keep-target", "take-source"] {
+        let (house, _) = v3().await;
+        let policy =
+            BY_ROW_ID.replacen("row-merge\"", &format!("row-merge\"\nrow-conflicts = \"{rule}\""), 1);
+        std::fs::write(house.dir.path().join("policies/orders.toml"), policy).unwrap();
+        becomes(&house, "edits/a", &[with(order(1, 20), "paid"), order(2, 20), order(3, 21)]).await;
+        becomes(&house, "main", &[order(1, 20), with(order(2, 20), "sent"), order(3, 21)]).await;
+        let (state, detail) = merged(&house).await;
+        assert_eq!(state, "refused(row-conflict)", "{rule}: {detail}");
+        assert!(detail.contains("name a 'key' in the class"), "{rule}: {detail}");
+        assert_eq!(house.keys("main").await, [1, 2, 3]);
+    }
+}
+
+/// What a person who follows rows by their ids would say; the new rows of both sides come beside. `None`: nobody can say.
+fn model_by_id(base: &Ids, source: &Ids, target: &Ids) -> Option<Vec<Order>> {
+    let brings = |side: &Ids| side.keys().any(|id| !base.contains_key(id));
+    let mut merged: Vec<Order> = Vec::new();
+    for side in [source, target] {
+        merged.extend(side.iter().filter(|(id, _)| !base.contains_key(id)).map(|(_, row)| row.clone()));
+    }
+    for (id, was) in base {
+        let (was, mine, theirs) = (Some(was), source.get(id), target.get(id));
+        if mine != was && theirs != was {
+            let lost = (mine.is_none() && brings(source)) || (theirs.is_none() && brings(target));
+            if mine != theirs || lost {
+                return None;
+            }
+        }
+        merged.extend(if mine == was { theirs } else { mine }.cloned());
+    }
+    merged.sort();
+    Some(merged)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_edits_by_row_id_come_to_what_following_each_row_says() {
+    let rounds: u64 = std::env::var("MERGEBERG_ROW_MERGES").map_or(24, |n| n.parse().unwrap());
+    let (mut landed, mut refused) = (0, 0);
+    for seed in 0..rounds {
+        let random = &mut Random::new(seed);
+        let mut definition = House::orders_definition().format_version(3);
+        if random.chance(50) {
+            definition = definition.property("write.merge.mode", "merge-on-read");
+        }
+        let house = House::with_table(definition, BY_ROW_ID).await;
+        house.append("main", &edited(random, &[], "base", 14)).await;
+        house.branch("edits/a").await;
+        let base = ids(&house, "main").await;
+        let mut sides = Vec::new();
+        for name in ["edits/a", "main"] {
+            let mut rows = base.clone();
+            for _ in 0..=random.below(2) {
+                let mut new = Vec::new();
+                for _ in 0..random.below(4) {
+                    let chosen = rows.keys().copied().nth(random.below(rows.len().max(1)));
+                    let status = if random.chance(30) { "both" } else { name };
+                    match (random.below(4), chosen) {
+                        (0, Some(id)) => drop(rows.remove(&id)),
+                        (1 | 2, Some(id)) => {
+                            let row = with(rows[&id].clone(), status);
+                            rows.insert(id, row);
+                        }
+                        _ => new.push(with(order(50, 21), status)),
+                    }
+                }
+                // Now and then by a writer that does not carry ids along.
+                rows = if random.chance(20) {
+                    becomes(&house, name, &rows.values().chain(&new).cloned().collect::<Vec<_>>()).await;
+                    ids(&house, name).await
+                } else {
+                    keeps(&house, name, &rows, &new).await
+                };
+            }
+            sides.push(rows);
+        }
+        let [source, target] = <[Ids; 2]>::try_from(sides).unwrap();
+        let (state, detail) = merged(&house).await;
+        let after = ids(&house, "main").await;
+        match model_by_id(&base, &source, &target) {
+            Some(expected) => {
+                assert_eq!(state, "landed", "seed {seed}: {detail}");
+                assert_eq!(house.rows("main").await, expected, "seed {seed}");
+                let kept = target.iter().filter(|(id, _)| !base.contains_key(id) || source.contains_key(id));
+                for (id, _) in kept {
+                    assert!(after.contains_key(id), "seed {seed}: row {id} is who it was");
+                }
+                landed += 1;
+            }
+            None => {
+                assert_eq!(state, "refused(row-conflict)", "seed {seed}: {detail}");
+                assert_eq!(after, target, "seed {seed}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(landed > 3 && refused > 3, "{landed} landed, {refused} refused: too much of one kind");
 }

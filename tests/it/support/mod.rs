@@ -457,7 +457,7 @@ pub fn batch(rows: &[Order]) -> RecordBatch {
     RecordBatch::try_new(schema, columns).unwrap()
 }
 
-fn orders_of(batch: &RecordBatch) -> Vec<Order> {
+pub fn orders_of(batch: &RecordBatch) -> Vec<Order> {
     let column = |at: usize| batch.column(at);
     let ids = column(0).as_any().downcast_ref::<Int64Array>().unwrap();
     let days = column(1).as_any().downcast_ref::<Date32Array>().unwrap();
