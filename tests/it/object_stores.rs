@@ -1,5 +1,6 @@
 //! The queue over object stores: a real S3 server in this process (s3s-fs), with PyIceberg and DuckDB as witnesses
-//! where they are there. For GCS and Azure there is no server: what is sent to them is looked at.
+//! where they are there; fake-gcs-server and Azurite. Of Data Lake Storage, which no server here speaks, and of tokens, what
+//! is sent is looked at.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -11,6 +12,7 @@ use crate::binary::{refused_in, run_in};
 use crate::support::certificates::Certificates;
 use crate::support::child::{DIE_AT, SHORT_LEASE};
 use crate::support::fault_server::http::{Reply, Request, serve};
+use crate::support::object_server::ObjectServer;
 use crate::support::python::Python;
 use crate::support::s3_server::{BUCKET, Keys, S3Server, storage};
 use crate::support::{House, ORDERS_POLICY, Order, keyed_record, order};
@@ -399,7 +401,132 @@ async fn s3_over_tls_with_a_private_root() {
     drop(plain);
 }
 
-// ---- what is sent to stores that cannot be run here --------------------------------------------------------
+// ---- GCS and Azure -----------------------------------------------------------------------------------------
+
+/// A day of the queue: picked appends, an operation that is run again and taken back, a refused duplicate, a worker that is
+/// killed.
+async fn a_day_on(dir: tempfile::TempDir, server: &ObjectServer) -> House {
+    let definition =
+        House::orders_definition().format_version(3).property("write.update.mode", "merge-on-read");
+    let house = House::on_object_server(dir, server, definition, POLICY).await;
+    house.append("main", &[order(1, 20), order(2, 20), order(3, 21)]).await;
+    house.branch("transform/a").await;
+    let paid = Order { status: "paid".to_owned(), cents: 500, ..order(2, 20) };
+    house
+        .recorded("transform/a", &keyed_record(2, 20, "paid", "5.00"), &[20], &[order(1, 20), paid.clone()])
+        .await;
+    house.append_on_new("ingest/a", &[order(4, 22)]).await;
+    house.append_on_new("ingest/b", &[order(3, 21)]).await;
+    house.append("main", &[order(8, 20)]).await;
+    let mut requests = Vec::new();
+    for name in ["ingest/a", "transform/a", "ingest/b"] {
+        requests.push(house.enqueue(name).await);
+    }
+    let killed = house.command(&DRAIN).env(DIE_AT, "staged").output().unwrap();
+    let history = house.history(requests[0]).await;
+    assert!(!killed.status.success(), "it was not killed: {history}");
+
+    let ran = run_in(house.dir.path(), &DRAIN);
+
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let states =
+        [house.state(requests[0]).await, house.state(requests[1]).await, house.state(requests[2]).await];
+    assert_eq!(states, ["landed", "landed", "refused(duplicate-key)"]);
+    assert_eq!(house.rows("main").await, [order(1, 20), paid, order(3, 21), order(4, 22), order(8, 20)]);
+    let reverted = house.revert(requests[1]).await;
+    house.drain().await;
+    assert_eq!(house.state(reverted).await, "landed", "{}", house.history(reverted).await);
+    let rows = [order(1, 20), order(2, 20), order(3, 21), order(4, 22), order(8, 20)];
+    assert_eq!(house.rows("main").await, rows);
+    house.assert_sound().await;
+    house
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_day_on_gcs() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let Some(server) = ObjectServer::gcs().await else { return };
+    let house = a_day_on(dir, &server).await;
+    let Some(mut python) = Python::on_gcs(house.dir.path(), &server) else { return };
+    assert_eq!(python.rows_by_pyiceberg("main"), house.rows("main").await);
+}
+
+/// Written there by PyIceberg, landed by the program, read there again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_pyiceberg_writes_on_gcs_is_landed_and_read_there() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let Some(server) = ObjectServer::gcs().await else { return };
+    let house = House::on_object_server(dir, &server, House::orders_definition(), POLICY).await;
+    let Some(mut python) = Python::on_gcs(house.dir.path(), &server) else { return };
+    house.append("main", &[order(1, 20), order(2, 20), order(3, 21)]).await;
+    house.branch("ingest/py").await;
+    python.append("ingest/py", &[order(4, 22), order(5, 20)]);
+    house.append("main", &[order(8, 20)]).await;
+    let request = house.enqueue("ingest/py").await;
+    assert_eq!(run_in(house.dir.path(), &DRAIN).code, 0);
+    assert_eq!(house.state(request).await, "landed", "{}", house.history(request).await);
+    let expected = [order(1, 20), order(2, 20), order(3, 21), order(4, 22), order(5, 20), order(8, 20)];
+    assert_eq!(python.rows_by_pyiceberg("main"), expected);
+    house.assert_sound().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_day_on_azure() {
+    let dir = tempfile::TempDir::new().unwrap();
+    if let Some(server) = ObjectServer::azure(dir.path()).await {
+        a_day_on(dir, &server).await;
+    }
+}
+
+/// Read in ranges; on Azure in parts, which the server for GCS does not speak. What is not there is told as that, and what is
+/// gone may be deleted again.
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_of_gcs_and_azure_are_read_as_they_were_written() {
+    const PIECE: usize = 3 * 1024 * 1024 + 1;
+    let dir = tempfile::TempDir::new().unwrap();
+    for (server, pieces) in [(ObjectServer::gcs().await, 4), (ObjectServer::azure(dir.path()).await, 7)] {
+        let Some(server) = server else { continue };
+        let files = file_io(server.storage());
+        let at = format!("{}/day=a b/l%20rge+ü.bin", server.warehouse);
+        let piece = |n: usize| vec![u8::try_from(n).unwrap(); PIECE];
+        let mut writer = files.new_output(&at).unwrap().writer().await.unwrap();
+        for n in 0..pieces {
+            writer.write(piece(n).into()).await.unwrap();
+        }
+        writer.close().await.unwrap();
+        let input = files.new_input(&at).unwrap();
+        assert_eq!(input.metadata().await.unwrap().size, (PIECE * pieces) as u64, "{at}");
+        let reader = input.reader().await.unwrap();
+        for n in 0..pieces {
+            let start = (n * PIECE) as u64;
+            assert!(reader.read(start..start + PIECE as u64).await.unwrap() == piece(n), "{at}: piece {n}");
+        }
+        files.delete(&at).await.unwrap();
+        files.delete(&at).await.unwrap();
+        assert!(!files.exists(&at).await.unwrap(), "{at}");
+        let error = files.new_input(&at).unwrap().read().await.unwrap_err().to_string();
+        assert!(error.contains("it is not there"), "{at}: {error}");
+    }
+}
+
+/// The store says no: in words that help.
+#[tokio::test(flavor = "multi_thread")]
+async fn azure_refuses_a_wrong_key_and_the_request_waits() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let Some(mut server) = ObjectServer::azure(dir.path()).await else { return };
+    let house = House::on_object_server(dir, &server, House::orders_definition(), ORDERS_POLICY).await;
+    house.append("main", &[order(1, 20), order(2, 20), order(3, 21)]).await;
+    let request = house.waiting().await;
+    let lines = server.catalog_lines();
+    server.properties.insert("adls.account-key".to_owned(), "c2VjcmV0".to_owned());
+    house.configure_for(&server.catalog_lines(), SHORT_LEASE);
+    let told = house.held(request, "catalog-unavailable").await;
+    assert!(told.contains("check the credentials"), "{told}");
+    house.configure_for(&lines, SHORT_LEASE);
+    house.lands_now(request).await;
+}
+
+// ---- what is sent to services that cannot be run here ------------------------------------------------------
 
 /// Answers every request with this status and body, and keeps what was asked.
 async fn recorder(status: u16, body: &'static str) -> (String, Arc<Mutex<Vec<Request>>>) {
@@ -427,7 +554,7 @@ async fn gcs_is_asked_at_its_endpoint_with_the_token() {
     let files = file_io(storage(&properties(&[("gcs.service.host", &uri), ("gcs.oauth2.token", "a-token")])));
 
     let read = files.new_input("gs://lake/ns/t/data/day=a b/f.parquet").unwrap().read().await.unwrap();
-    files.new_output("gs://lake/ns/t/x.json").unwrap().write("text".into()).await.unwrap();
+    files.new_output("gs://lake/ns/t/data/day=a b/f.parquet").unwrap().write("text".into()).await.unwrap();
 
     assert_eq!(&read[..], GCS_OBJECT.as_bytes());
     let seen = seen.lock().unwrap();
@@ -436,6 +563,8 @@ async fn gcs_is_asked_at_its_endpoint_with_the_token() {
     assert_eq!(get.path, "/storage/v1/b/lake/o/ns%2Ft%2Fdata%2Fday%3Da%20b%2Ff.parquet");
     assert_eq!(post.method, "POST");
     assert!(post.path.starts_with("/upload/storage/v1/b/lake/o"), "{}", post.path);
+    // Under the name that it is read by: a client that encodes it twice writes where nobody looks.
+    assert_eq!(post.query["name"], "ns/t/data/day=a b/f.parquet");
     for request in seen.iter() {
         assert_eq!(request.headers["authorization"], "Bearer a-token");
     }

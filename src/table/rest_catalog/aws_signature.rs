@@ -9,7 +9,7 @@ use std::fmt;
 
 use chrono::{DateTime, Utc};
 use http::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue};
-use opendal::raw::HttpClient;
+use opendal::HttpTransporter;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use reqsign_aws_v4::{Credential, DefaultCredentialProvider};
 use reqsign_core::hash::{hex_hmac_sha256, hex_sha256, hmac_sha256};
@@ -123,7 +123,10 @@ impl AwsSigner {
             }),
             None => Keys::Found {
                 context: Box::new(
-                    Context::new().with_file_read(Disk).with_http_send(HttpClient::default()).with_env(OsEnv),
+                    Context::new()
+                        .with_file_read(Disk)
+                        .with_http_send(HttpTransporter::default())
+                        .with_env(OsEnv),
                 ),
                 provider: Box::new(DefaultCredentialProvider::new()),
                 held: Mutex::default(),

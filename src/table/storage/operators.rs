@@ -3,10 +3,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use opendal::layers::{HttpClientLayer, RetryEvent, RetryLayer, TimeoutLayer};
-use opendal::raw::HttpClient;
-use opendal::services::{AzdlsConfig, GcsConfig, S3Config};
-use opendal::{Error, ErrorKind, Operator};
+use opendal::layers::{RetryEvent, RetryLayer, TimeoutLayer};
+use opendal::services::{AzblobConfig, AzdlsConfig, GcsConfig, S3Config};
+use opendal::{Error, ErrorKind, HttpTransporter, OperationContext, Operator};
 use reqsign_core::hash::base64_encode;
 use reqwest::Url;
 
@@ -44,7 +43,7 @@ const REGION_VARIABLES: [&str; 2] = ["AWS_REGION", "AWS_DEFAULT_REGION"];
 pub(super) fn operator(
     place: &Place<'_>,
     settings: &StorageProperties,
-    signing: Option<HttpClient>,
+    signing: Option<HttpTransporter>,
 ) -> opendal::Result<Operator> {
     operator_within(&BOUNDS, place, settings, signing)
 }
@@ -53,7 +52,7 @@ fn operator_within(
     bounds: &Bounds,
     place: &Place<'_>,
     settings: &StorageProperties,
-    signing: Option<HttpClient>,
+    signing: Option<HttpTransporter>,
 ) -> opendal::Result<Operator> {
     let repeated = RetryLayer::new()
         .with_max_times(bounds.repetitions)
@@ -68,14 +67,17 @@ fn operator_within(
         Kind::S3 => {
             let mut config = s3(place.authority, settings, |name| std::env::var(name).ok())?;
             config.skip_signature |= signing.is_some();
-            Operator::from_config(config)?.finish()
+            Operator::from_config(config)?
         }
-        Kind::Gcs => Operator::from_config(gcs(place.authority, settings))?.finish(),
-        Kind::Azure => Operator::from_config(azure(place, settings)?)?.finish(),
+        Kind::Gcs => Operator::from_config(gcs(place.authority, settings))?,
+        Kind::Azure => match azure(place, settings)? {
+            Azure::Files(config) => Operator::from_config(config)?,
+            Azure::Blobs(config) => Operator::from_config(config)?,
+        },
         Kind::Local => return Err(Error::new(ErrorKind::Unsupported, "a local file has no store")),
     };
     let client = match signing {
-        Some(signing) => client.layer(HttpClientLayer::new(signing)),
+        Some(signing) => client.with_context(OperationContext::new().with_http_transport(signing)),
         None => client,
     };
     // Inside, so that each attempt has its own time.
@@ -147,7 +149,15 @@ fn gcs(bucket: &str, settings: &StorageProperties) -> GcsConfig {
     config
 }
 
-fn azure(place: &Place<'_>, settings: &StorageProperties) -> opendal::Result<AzdlsConfig> {
+/// The two ways to an account's objects.
+enum Azure {
+    /// Data Lake Storage: has real folders, and writes a file in three requests.
+    Files(AzdlsConfig),
+    /// Blob Storage: writes a file in one.
+    Blobs(AzblobConfig),
+}
+
+fn azure(place: &Place<'_>, settings: &StorageProperties) -> opendal::Result<Azure> {
     let form = "an Azure location has the form abfss://FILESYSTEM@ACCOUNT.dfs.SUFFIX/PATH";
     let (filesystem, host) = place
         .authority
@@ -155,27 +165,43 @@ fn azure(place: &Place<'_>, settings: &StorageProperties) -> opendal::Result<Azd
         .filter(|(f, h)| !f.is_empty() && !h.is_empty())
         .ok_or_else(|| wrong(form))?;
     let (account, rest) = host.split_once('.').ok_or_else(|| wrong(form))?;
-    let suffix =
-        rest.split_once('.').filter(|(service, _)| ["dfs", "blob"].contains(service)).map(|(_, s)| s);
+    let (service, suffix) = match rest.split_once('.') {
+        Some((service @ ("dfs" | "blob"), suffix)) => (service, Some(suffix)),
+        _ => ("dfs", None),
+    };
+    // Both names of an account lead to the same objects. A principal signs in at the first only: the client of the other
+    // takes one from nowhere but the environment.
+    let service = if settings.get(ADLS_CLIENT_ID).is_some() { "dfs" } else { service };
     let protocol = if place.scheme.ends_with('s') { "https" } else { "http" };
     let endpoint = match (settings.get(ADLS_ENDPOINT), suffix) {
         (Some(endpoint), _) => endpoint.trim_end_matches('/').to_owned(),
-        // Both names of the account lead to the same objects; this one has renames and real folders.
-        (None, Some(suffix)) => format!("{protocol}://{account}.dfs.{suffix}"),
+        (None, Some(suffix)) => format!("{protocol}://{account}.{service}.{suffix}"),
         (None, None) => return Err(wrong(form)),
     };
-    Ok(AzdlsConfig {
+    let account_name = Some(settings.owned(ADLS_ACCOUNT_NAME).unwrap_or_else(|| account.to_owned()));
+    let sas_token = sas_token(settings, account, host).map(str::to_owned);
+    if service == "blob" {
+        return Ok(Azure::Blobs(AzblobConfig {
+            container: filesystem.to_owned(),
+            endpoint: Some(endpoint),
+            account_name,
+            account_key: settings.owned(ADLS_ACCOUNT_KEY),
+            sas_token,
+            ..AzblobConfig::default()
+        }));
+    }
+    Ok(Azure::Files(AzdlsConfig {
         filesystem: filesystem.to_owned(),
         endpoint: Some(endpoint),
-        account_name: Some(settings.owned(ADLS_ACCOUNT_NAME).unwrap_or_else(|| account.to_owned())),
+        account_name,
         account_key: settings.owned(ADLS_ACCOUNT_KEY),
-        sas_token: sas_token(settings, account, host).map(str::to_owned),
+        sas_token,
         tenant_id: settings.owned(ADLS_TENANT_ID),
         client_id: settings.owned(ADLS_CLIENT_ID),
         client_secret: settings.owned(ADLS_CLIENT_SECRET),
         authority_host: settings.owned(ADLS_AUTHORITY_HOST),
         ..AzdlsConfig::default()
-    })
+    }))
 }
 
 /// The token of the account: under its host's name, its own name, or none.
@@ -211,7 +237,10 @@ mod tests {
     }
 
     fn azure_of(location: &str, pairs: &[(&str, &str)]) -> opendal::Result<AzdlsConfig> {
-        azure(&Place::of(location).unwrap().unwrap(), &properties(pairs))
+        match azure(&Place::of(location).unwrap().unwrap(), &properties(pairs))? {
+            Azure::Files(config) => Ok(config),
+            Azure::Blobs(config) => panic!("{location} is asked as {config:?}"),
+        }
     }
 
     #[test]
@@ -298,8 +327,15 @@ mod tests {
         assert_eq!(config.filesystem, "f");
         assert_eq!(config.endpoint.as_deref(), Some("https://acc.dfs.core.windows.net"));
         assert_eq!(config.account_name.as_deref(), Some("acc"));
-        let config = azure_of("wasb://c@acc.blob.core.windows.net/t", &[]).unwrap();
-        assert_eq!(config.endpoint.as_deref(), Some("http://acc.dfs.core.windows.net"));
+        let by_principal =
+            azure_of("wasb://c@acc.blob.core.windows.net/t", &[(ADLS_CLIENT_ID, "id")]).unwrap();
+        assert_eq!(by_principal.endpoint.as_deref(), Some("http://acc.dfs.core.windows.net"));
+        let place = Place::of("wasbs://c@acc.blob.core.windows.net/t").unwrap().unwrap();
+        let Azure::Blobs(blobs) = azure(&place, &properties(&[(ADLS_ACCOUNT_KEY, "k")])).unwrap() else {
+            panic!("the name of the blob service is another service's")
+        };
+        assert_eq!(blobs.endpoint.as_deref(), Some("https://acc.blob.core.windows.net"));
+        assert_eq!((blobs.container.as_str(), blobs.account_key.as_deref()), ("c", Some("k")));
         for location in ["abfss://f/t", "abfss://f@acc/t", "abfss://f@acc.other.net/t", "abfss://@a.dfs.x/t"]
         {
             let error = azure_of(location, &[]).unwrap_err();

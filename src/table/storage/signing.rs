@@ -12,8 +12,7 @@ use async_trait::async_trait;
 use http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response, Uri};
-use opendal::raw::{HttpBody, HttpClient, HttpFetch};
-use opendal::{Buffer, Error, ErrorKind};
+use opendal::{Buffer, Error, ErrorKind, HttpBody, HttpTransport, HttpTransporter};
 
 const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256");
 const UNSIGNED_PAYLOAD: HeaderValue = HeaderValue::from_static("UNSIGNED-PAYLOAD");
@@ -44,17 +43,17 @@ pub(in crate::table) struct RequestSigner {
 
 impl RequestSigner {
     /// What sends the requests of an unsigned client.
-    pub(super) fn client(self: Arc<Self>) -> HttpClient {
-        HttpClient::with(SigningClient { signer: self, inner: HttpClient::default() })
+    pub(super) fn client(self: Arc<Self>) -> HttpTransporter {
+        HttpTransporter::new(SigningClient { signer: self, inner: HttpTransporter::default() })
     }
 }
 
 struct SigningClient {
     signer: Arc<RequestSigner>,
-    inner: HttpClient,
+    inner: HttpTransporter,
 }
 
-impl HttpFetch for SigningClient {
+impl HttpTransport for SigningClient {
     async fn fetch(&self, request: Request<Buffer>) -> opendal::Result<Response<HttpBody>> {
         let (mut parts, body) = request.into_parts();
         parts.headers.entry(CONTENT_SHA256).or_insert(UNSIGNED_PAYLOAD);

@@ -6,6 +6,7 @@ pub mod engine_table;
 pub mod fault_server;
 pub mod json_rows;
 pub mod mall;
+pub mod object_server;
 pub mod pipeline;
 pub mod polaris;
 pub mod postgres;
@@ -19,6 +20,7 @@ pub mod spark;
 mod story;
 
 use child::{SHORT_LEASE, real_now};
+use object_server::ObjectServer;
 use s3_server::S3Server;
 pub use story::{Moment, columns, days, decimal, keyed_record, long, text};
 
@@ -41,6 +43,7 @@ use mergeberg::table::loaded::LoadedTable;
 use mergeberg::table::manifests::{FileScope, ManifestStore};
 use mergeberg::table::scan::{RowReader, ScanCounters, live_rows};
 use mergeberg::table::sql_catalog::SqlCatalog;
+use mergeberg::table::storage::StorageProperties;
 use mergeberg::validate::Engine;
 use mergeberg::worker::context::Worker;
 use mergeberg::worker::run::RunOptions;
@@ -163,20 +166,41 @@ impl House {
     /// As [`House::on_s3`], of another definition and without a snapshot.
     pub async fn on_s3_with(definition: TableDefinition, policy: &str) -> (Self, S3Server) {
         let dir = TempDir::new().unwrap();
+        let server = S3Server::start(dir.path());
+        let store = (server.warehouse(), server.storage(), server.catalog_lines());
+        (Self::on_store(dir, store, definition, policy).await, server)
+    }
+
+    /// ORD on another store, as [`House::on_s3_with`].
+    pub async fn on_object_server(
+        dir: TempDir,
+        server: &ObjectServer,
+        definition: TableDefinition,
+        policy: &str,
+    ) -> Self {
+        let store = (server.warehouse.clone(), server.storage(), server.catalog_lines());
+        Self::on_store(dir, store, definition, policy).await
+    }
+
+    async fn on_store(
+        dir: TempDir,
+        (warehouse, storage, lines): (String, StorageProperties, String),
+        definition: TableDefinition,
+        policy: &str,
+    ) -> Self {
         std::fs::create_dir(dir.path().join("policies")).unwrap();
         std::fs::write(dir.path().join("policies/orders.toml"), policy).unwrap();
-        let server = S3Server::start(dir.path());
         let clock = Arc::new(AtomicI64::new(real_now()));
         let uri = dir.path().join("catalog.db").display().to_string();
-        let catalog = SqlCatalog::create("test", &uri, &server.warehouse(), reader(&clock)).await.unwrap();
-        let catalog = Arc::new(catalog.with_storage(server.storage()));
+        let catalog = SqlCatalog::create("test", &uri, &warehouse, reader(&clock)).await.unwrap();
+        let catalog = Arc::new(catalog.with_storage(storage));
         let ledger = Ledger::open_or_create(dir.path().join("ledger.db")).await.unwrap();
         catalog.create_namespace("shop").await.unwrap();
         let table: TableName = ORDERS.parse().unwrap();
         catalog.define_table(&table, &definition).await.unwrap();
         let house = Self::assemble(dir, catalog, ledger, clock, table);
-        house.configure_for(&server.catalog_lines(), SHORT_LEASE);
-        (house, server)
+        house.configure_for(&lines, SHORT_LEASE);
+        house
     }
 
     pub async fn catalog_in(dir: &Path, clock: &Arc<AtomicI64>, create: bool) -> SqlCatalog {
