@@ -161,29 +161,42 @@ class Engine:
 
 
 def rows_of(result: Any) -> list[dict[str, Any]]:
-    names = list(result.getResolvedSchema().getColumnNames())
+    schema = result.getResolvedSchema()
+    names = list(schema.getColumnNames())
+    kinds = [kind.getLogicalType() for kind in schema.getColumnDataTypes()]
     found, rows = [], result.collect()
     while rows.hasNext():
         row = rows.next()
-        found.append({name: to_json(plain(row.getField(index))) for index, name in enumerate(names)})
+        values = [plain(row.getField(index), kind) for index, kind in enumerate(kinds)]
+        found.append({name: to_json(value) for name, value in zip(names, values, strict=True)})
     rows.close()
     return found
 
 
-def plain(value: Any) -> Any:
-    """Java's times and decimals as text, in the form of json_values.py; nested values are not needed."""
-    if not hasattr(value, "getClass"):
+def plain(value: Any, kind: Any) -> Any:
+    """Java's values in the form of json_values.py; maps as pairs."""
+    if value is None or not hasattr(value, "getClass"):
         return value
-    kind, written = value.getClass().getName(), value.toString()
-    match kind:
-        case "java.time.LocalDate" | "java.math.BigDecimal":
-            return written
-        case "java.time.LocalDateTime" | "java.time.Instant":
-            zone = "+00:00" if kind.endswith("Instant") else ""
-            written = written.removesuffix("Z")
-            return (written if written.count(":") == 2 else written + ":00") + zone
+    inner = list(kind.getChildren())
+    match kind.getTypeRoot().toString():
+        case "ROW":
+            names = list(kind.getFieldNames())
+            return {name: plain(value.getField(at), inner[at]) for at, name in enumerate(names)}
+        case "ARRAY":
+            return [plain(item, inner[0]) for item in value]
+        case "MAP":
+            return [[plain(key, inner[0]), plain(value.get(key), inner[1])] for key in value]
+        case "TIMESTAMP_WITH_LOCAL_TIME_ZONE":
+            return with_seconds(value.toString().removesuffix("Z")) + "+00:00"
+        case "TIMESTAMP_WITHOUT_TIME_ZONE" | "TIME_WITHOUT_TIME_ZONE":
+            return with_seconds(value.toString())
         case _:
-            return written
+            return value.toString()
+
+
+def with_seconds(written: str) -> str:
+    """Java leaves them out when there are none."""
+    return written if written.count(":") == 2 else written + ":00"
 
 
 def told(error: Exception) -> dict[str, str]:
