@@ -128,12 +128,17 @@ impl Sides<'_> {
             _ => self.expression(clause.when, value),
         };
         let mut set: Vec<(usize, Expr)> = Vec::new();
+        let mut inside: Vec<(usize, &[String], Expr)> = Vec::new();
         let mut row = match &clause.action {
             MergeAction::Delete => return Ok(None),
             MergeAction::Update(assignments) => {
-                for Assignment { column, value } in assignments {
+                for Assignment { column, fields, value } in assignments {
                     let at = columns.position(column)?;
-                    set.push((at, value_of(at, value)?));
+                    if fields.is_empty() {
+                        set.push((at, value_of(at, value)?));
+                    } else {
+                        inside.push((at, fields, self.expression(clause.when, value)?));
+                    }
                 }
                 kept()
             }
@@ -167,6 +172,11 @@ impl Sides<'_> {
         for (at, value) in set {
             if let (Some(slot), Some(target)) = (row.get_mut(at), columns.all.get(at)) {
                 *slot = self.session.assigned(value, &target.data_type);
+            }
+        }
+        for (at, fields, value) in inside {
+            if let (Some(slot), Some(target)) = (row.get_mut(at), columns.all.get(at)) {
+                *slot = self.session.with_field(slot.clone(), &target.data_type, fields, &value)?;
             }
         }
         Ok(Some(row))

@@ -126,10 +126,15 @@ async fn updated(
     let mut values: Vec<SqlExpr> =
         (0..session.columns.all.len()).map(|at| SqlExpr::Identifier(quoted(&hidden(at)))).collect();
     let mut defaults = BTreeSet::new();
-    for Assignment { column, value } in set {
+    let mut inside: Vec<(usize, &[String], String)> = Vec::new();
+    for Assignment { column, fields, value } in set {
         let at = session.columns.position(column)?;
         if is_default(value) {
             defaults.insert(at);
+        } else if !fields.is_empty() {
+            let name = format!("\u{1}inside{}", inside.len());
+            items.push(named(value.expr().clone(), &name));
+            inside.push((at, fields, name));
         } else if let Some(slot) = values.get_mut(at) {
             *slot = value.expr().clone();
         }
@@ -138,14 +143,17 @@ async fn updated(
     let rows = session.plan(&over_rows(session, target, items, filter)?).await?;
     let mut columns = vec![lit(0_i32).alias(CLAUSE)];
     columns.extend(places.map(column));
-    columns.extend(session.columns.all.iter().enumerate().map(|(at, target)| {
-        let value = if defaults.contains(&at) {
+    for (at, target) in session.columns.all.iter().enumerate() {
+        let mut value = if defaults.contains(&at) {
             target.default_value()
         } else {
             session.assigned(column(&hidden(at)), &target.data_type)
         };
-        value.alias(hidden(at))
-    }));
+        for (_, fields, name) in inside.iter().filter(|(of, ..)| *of == at) {
+            value = session.with_field(value, &target.data_type, fields, &column(name))?;
+        }
+        columns.push(value.alias(hidden(at)));
+    }
     Ok(Frame { rows: rows.select(columns)?, actions: vec![Action::Update], once: false, inside: None })
 }
 
@@ -272,7 +280,7 @@ fn by_position(
     constants: &[Assignment],
 ) -> Result<Values, ReplayError> {
     let mut values: Values = vec![None; session.columns.all.len()];
-    for Assignment { column, value } in constants {
+    for Assignment { column, fields: _, value } in constants {
         let at = session.columns.position(column)?;
         let value = session.expression(value.expr(), &datafusion::common::DFSchema::empty())?;
         if let Some(slot) = values.get_mut(at) {

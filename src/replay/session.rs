@@ -8,7 +8,8 @@ use datafusion::arrow::array::timezone::Tz;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::execution::FunctionRegistry;
 use datafusion::execution::context::SQLOptions;
-use datafusion::logical_expr::{AggregateUDF, Expr, cast, ident};
+use datafusion::functions::core::expr_fn::{get_field, named_struct};
+use datafusion::logical_expr::{AggregateUDF, Expr, cast, ident, lit};
 use datafusion::prelude::{DataFrame, SessionContext};
 use datafusion::sql::TableReference;
 use datafusion::sql::parser::Statement as EngineStatement;
@@ -193,6 +194,49 @@ impl Session {
             _ => value,
         };
         cast(value, data_type.clone())
+    }
+
+    /// The struct with another value in one of its fields, or in a field of a field. Around a field that is set there is
+    /// a struct, also where there was null (Spark: `AssignmentUtils`, a struct of the other fields' values).
+    pub fn with_field(
+        &self,
+        whole: Expr,
+        data_type: &DataType,
+        path: &[String],
+        value: &Expr,
+    ) -> Result<Expr, ReplayError> {
+        let Some((name, rest)) = path.split_first() else {
+            return Ok(self.assigned(value.clone(), data_type));
+        };
+        let DataType::Struct(fields) = data_type else {
+            return Err(ReplayError::failed(format!(
+                "'{name}' is set inside of a column that has no fields"
+            )));
+        };
+        let wanted = self.folded(name);
+        match fields.iter().filter(|field| self.folded(field.name()) == wanted).count() {
+            1 => {}
+            0 => {
+                return Err(ReplayError::failed(format!(
+                    "there is no field '{name}' to be set, or not any more"
+                )));
+            }
+            _ => {
+                return Err(ReplayError::failed(format!(
+                    "fields named '{name}' differ in upper and lower case only, so which one is set is open"
+                )));
+            }
+        }
+        let mut parts = Vec::with_capacity(fields.len() * 2);
+        for field in fields {
+            let own = get_field(whole.clone(), field.name().as_str());
+            parts.push(lit(field.name().as_str()));
+            parts.push(match self.folded(field.name()) == wanted {
+                true => self.with_field(own, field.data_type(), rest, value)?,
+                false => own,
+            });
+        }
+        Ok(cast(named_struct(parts), data_type.clone()))
     }
 
     fn register(&self, name: &str, files: FilesTable, columns: Vec<Expr>) -> Result<(), ReplayError> {

@@ -114,6 +114,9 @@ impl Engine {
         let mut config =
             SessionConfig::new().with_target_partitions(self.parallelism).with_information_schema(false);
         config.options_mut().sql_parser.enable_ident_normalization = false;
+        // Where a query reads a field of a struct, the rule (new in DataFusion 53) may make a projection with two columns of one
+        // name, and planning ends there. Files are read by whole columns either way.
+        config.options_mut().optimizer.enable_leaf_expression_pushdown = false;
         config.options_mut().execution.sort_spill_reservation_bytes =
             (self.memory_bytes / SPILL_RESERVATION_PARTS).min(MAX_SPILL_RESERVATION_BYTES);
         if self.joins == Joins::Sorted {

@@ -25,7 +25,7 @@ use crate::support::engine_table::{Expected, Oracle};
 use crate::support::spark::Spark;
 use crate::support::{House, json_rows};
 
-/// Every table that lands, in a quarter of an hour; or those with this in their name, which the page does not tell.
+/// Every table that lands, in half an hour; or those with this in their name, which the page does not tell.
 const EVERY_TABLE: &str = "MERGEBERG_EVERY_TABLE";
 
 /// The short form: one table for each kind of file and manifest that a landing writes.

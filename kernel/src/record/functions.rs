@@ -15,7 +15,7 @@ use sqlparser::ast::{
 use super::RecordError;
 
 /// The same in Spark and in DataFusion, nulls included.
-const SAME: [&str; 44] = [
+const SAME: [&str; 45] = [
     "abs",
     "avg",
     "btrim",
@@ -44,6 +44,7 @@ const SAME: [&str; 44] = [
     "ltrim",
     "max",
     "min",
+    "named_struct",
     "nullif",
     "nvl",
     "nvl2",

@@ -114,10 +114,12 @@ pub enum Columns {
     ByPosition { names: Vec<String>, constants: Vec<Assignment> },
 }
 
-/// `column = value`.
+/// `column = value`, or `column.field.field = value`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
     pub column: String,
+    /// Names of fields, from the column's own inwards; empty: the whole column.
+    pub fields: Vec<String>,
     pub value: Condition,
 }
 

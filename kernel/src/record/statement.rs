@@ -122,7 +122,7 @@ fn partition_value(expr: Expr) -> Result<Option<Assignment>, RecordError> {
         Expr::Identifier(_) => Ok(None),
         Expr::BinaryOp { left, op: BinaryOperator::Eq, right } => match *left {
             Expr::Identifier(column) => {
-                Ok(Some(Assignment { column: column.value, value: Condition(right) }))
+                Ok(Some(Assignment { column: column.value, fields: Vec::new(), value: Condition(right) }))
             }
             other => unsupported(format!("'{other}' in a PARTITION clause")),
         },
@@ -131,7 +131,7 @@ fn partition_value(expr: Expr) -> Result<Option<Assignment>, RecordError> {
 }
 
 fn all_equal(constants: Vec<Assignment>) -> Condition {
-    let equal = constants.into_iter().map(|Assignment { column, value }| Expr::BinaryOp {
+    let equal = constants.into_iter().map(|Assignment { column, fields: _, value }| Expr::BinaryOp {
         left: Box::new(Expr::Identifier(Ident::new(column))),
         op: BinaryOperator::Eq,
         right: value.0,
@@ -252,7 +252,10 @@ fn merge_clause(
             }
         }
         SqlAction::Insert(insert) => {
-            let columns = insert.columns.iter().map(|name| column_of(name, target));
+            let columns = insert.columns.iter().map(|name| match place_of(name, target)? {
+                (column, fields) if fields.is_empty() => Ok(column),
+                _ => unsupported(format!("INSERT into '{name}', a field inside a column")),
+            });
             let columns = columns.collect::<Result<Vec<String>, RecordError>>()?;
             let MergeInsertKind::Values(values) = insert.kind else { return unsupported("INSERT ROW") };
             let [row] = values.rows.as_slice() else {
@@ -319,18 +322,22 @@ fn set_clause(
         let AssignmentTarget::ColumnName(name) = left else {
             return unsupported("an assignment to several columns at once");
         };
-        let column = column_of(&name, target)?;
+        let (column, fields) = place_of(&name, target)?;
         let value = if is_default(&value) {
+            if !fields.is_empty() {
+                return unsupported(format!("DEFAULT for '{name}', a field inside a column"));
+            }
             Condition::default_value()
         } else {
             tables.resolve(&mut value)?;
             fit(&mut value)?;
             Condition(Box::new(value))
         };
-        if set.iter().any(|other| other.column.to_lowercase() == column.to_lowercase()) {
-            return Err(RecordError::Sql(format!("column '{column}' is set twice")));
+        let made = Assignment { column, fields, value };
+        if set.iter().any(|other| overlap(other, &made)) {
+            return Err(RecordError::Sql(format!("column '{}' is set twice", made.column)));
         }
-        set.push(Assignment { column, value });
+        set.push(made);
     }
     Ok(set)
 }
@@ -340,16 +347,25 @@ fn is_default(value: &Expr) -> bool {
     matches!(value, Expr::Identifier(Ident { value, quote_style: None, .. }) if value.eq_ignore_ascii_case("default"))
 }
 
-/// The column that is assigned, without the alias before it.
-fn column_of(name: &ObjectName, target: &str) -> Result<String, RecordError> {
+/// The column that is assigned, without the alias before it, and the fields inside of it.
+fn place_of(name: &ObjectName, target: &str) -> Result<(String, Vec<String>), RecordError> {
     let parts: Option<Vec<&Ident>> = name.0.iter().map(|part| part.as_ident()).collect();
-    match parts.as_deref() {
-        Some([column]) => Ok(column.value.clone()),
-        Some([alias, column]) if alias.value.to_lowercase() == target.to_lowercase() => {
-            Ok(column.value.clone())
+    let (column, fields) = match parts.as_deref() {
+        Some([alias, column, fields @ ..]) if alias.value.to_lowercase() == target.to_lowercase() => {
+            (column, fields)
         }
-        _ => unsupported(format!("an assignment to '{name}'")),
-    }
+        Some([column, fields @ ..]) => (column, fields),
+        _ => return unsupported(format!("an assignment to '{name}'")),
+    };
+    Ok((column.value.clone(), fields.iter().map(|field| field.value.clone()).collect()))
+}
+
+/// Is one of them the other, or inside of it?
+fn overlap(one: &Assignment, other: &Assignment) -> bool {
+    let path = |it: &Assignment| -> Vec<String> {
+        std::iter::once(&it.column).chain(&it.fields).map(|name| name.to_lowercase()).collect()
+    };
+    path(one).iter().zip(&path(other)).all(|(a, b)| a == b)
 }
 
 /// The alias of the table that is written.

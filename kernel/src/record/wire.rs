@@ -288,7 +288,7 @@ fn merge_clause(when: When, clause: WireClause, tables: &mut Tables<'_>) -> Resu
         (When::NotMatched, None, None, Some(Json::Object(values))) => {
             let mut columns = Vec::new();
             let mut row = Vec::new();
-            for Assignment { column, value } in assignments(values, tables)? {
+            for Assignment { column, fields: _, value } in assignments(values, tables)? {
                 check_plain(value.expr())?;
                 columns.push(column);
                 row.push(value);
@@ -309,7 +309,7 @@ fn assignments(set: Map<String, Json>, tables: &mut Tables<'_>) -> Result<Vec<As
         return Err(malformed("no column is given a value"));
     }
     let one = |(column, value): (String, Json)| match value {
-        Json::String(text) => Ok(Assignment { column, value: condition(&text, tables)? }),
+        Json::String(text) => Ok(Assignment { column, fields: Vec::new(), value: condition(&text, tables)? }),
         _ => Err(malformed(format!("the value of column '{column}' is no SQL text"))),
     };
     set.into_iter().map(one).collect()

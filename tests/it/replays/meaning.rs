@@ -194,6 +194,38 @@ async fn types_and_zones_of_statements_are_sparks() {
     stage.house.assert_sound().await;
 }
 
+/// Fields inside of columns are set; around them there is a struct where there was null.
+const INSIDE: [&str; 5] = [
+    "UPDATE {t} SET who.name = concat(coalesce(who.name, 'nobody'), '!'), who.at.x = small * 2 WHERE id < 3 OR id > 50",
+    "UPDATE {t} AS w SET w.who.At.y = id + 1, w.status = 'set' WHERE w.who.at.x IS NOT NULL OR w.id = 8",
+    "UPDATE {t} SET who.at = named_struct('x', 7, 'y', 8L), `WHO`.`name` = DATE '2026-08-20' WHERE small > 1",
+    "MERGE INTO {t} t USING (SELECT id + 1 AS id, status, small FROM {t} WHERE id < 9) s ON t.id = s.id \
+     WHEN MATCHED AND s.small > 1 THEN UPDATE SET t.who.name = s.status, who.at.y = t.who.at.x + s.small, price = 1 \
+     WHEN MATCHED THEN UPDATE SET who.at.x = 5",
+    "UPDATE {t} SET who = NULL, status = who.name WHERE who.at.y IS NULL",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fields_inside_of_columns_are_set_as_spark_sets_them() {
+    let Some(spark) = Spark::start() else { return };
+    let mut stage = Stage::new(spark).await;
+    stage.sql("ALTER TABLE {base} ADD COLUMN who STRUCT<name: STRING, at: STRUCT<x: INT, y: BIGINT>>");
+    let some = "named_struct('name', 'ann', 'at', named_struct('x', 1, 'y', 2L))";
+    let half = "named_struct('name', CAST(NULL AS STRING), 'at', CAST(NULL AS STRUCT<x: INT, y: BIGINT>))";
+    let late = format!("INSERT INTO {{base}} (id, small, who) VALUES (8, 8, {some}), (80, 8, NULL)");
+    for statement in INSIDE {
+        stage.sql(&format!(
+            "INSERT OVERWRITE {{base}} (id, small, status, who) VALUES (1, 1, 'new', {some}), (2, 2, NULL, {half}), \
+             (3, 3, 'old', NULL), (70, 4, '70', {some})"
+        ));
+        let (expected, state, detail) = stage.play("UTC", statement, &late).await;
+        assert_eq!(state, "landed", "{statement}: {detail}");
+        let expected = expected.unwrap_or_else(|error| panic!("{statement}: {error}"));
+        assert_eq!(stage.rows("main"), expected, "{statement}");
+    }
+    stage.house.assert_sound().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_overflows_in_spark_is_refused() {
     let Some(spark) = Spark::start() else { return };
