@@ -23,6 +23,7 @@ pub mod losses;
 pub mod own_sources;
 pub mod pins;
 pub mod plan;
+mod prepare;
 mod prepared;
 pub mod protocol;
 mod replays;
