@@ -1,6 +1,6 @@
 //! Refs that were set on other tables for waiting requests, so that whoever leads then can take them away.
 
-use mergeberg_kernel::ids::{RefName, RequestId, TableName, TableUuid};
+use mergeberg_kernel::ids::{RefName, RequestId, TableName};
 
 use super::Ledger;
 use super::decode::Fields;
@@ -17,15 +17,14 @@ pub struct InputPin {
 }
 
 impl Ledger {
-    /// Those of the requests of a table that have ended.
-    pub async fn input_pins_of_ended(&self, table_uuid: &TableUuid) -> Result<Vec<InputPin>, LedgerError> {
+    /// Those of requests that have ended, of whatever table.
+    pub async fn input_pins_of_ended(&self) -> Result<Vec<InputPin>, LedgerError> {
         let rows = query(
             "SELECT p.request, p.table_name, p.ref_name FROM input_pin p
              JOIN merge_request r ON r.id = p.request
-             WHERE r.table_uuid = $1 AND r.ended_at_ms IS NOT NULL
+             WHERE r.ended_at_ms IS NOT NULL
              ORDER BY p.table_name, p.request, p.ref_name",
         )
-        .bind(table_uuid.as_str())
         .fetch_all(&self.readers)
         .await?;
         rows.iter()
@@ -87,7 +86,6 @@ mod tests {
         let ledger = home.ledger().await;
         let request = enqueue(&ledger, "ingest/a", 1).await;
         let waiting = enqueue(&ledger, "ingest/b", 2).await;
-        let uuid = ledger.request(request).await.unwrap().table_uuid;
         let pin = |request, table: &str, name: &str| InputPin {
             request,
             table: table.parse().unwrap(),
@@ -98,11 +96,10 @@ mod tests {
             ledger.note_input_pins(&own).await.unwrap();
         }
         ledger.note_input_pins(&[pin(waiting, "raw.feed", "c")]).await.unwrap();
-        assert_eq!(ledger.input_pins_of_ended(&uuid).await.unwrap(), []);
+        assert_eq!(ledger.input_pins_of_ended().await.unwrap(), []);
         ledger.cancel(request, &Principal::new("ann"), 3).await.unwrap();
-        assert_eq!(ledger.input_pins_of_ended(&uuid).await.unwrap(), own);
-        assert_eq!(ledger.input_pins_of_ended(&TableUuid::new("another")).await.unwrap(), []);
+        assert_eq!(ledger.input_pins_of_ended().await.unwrap(), own);
         ledger.forget_input_pins(&own[..1]).await.unwrap();
-        assert_eq!(ledger.input_pins_of_ended(&uuid).await.unwrap(), own[1..]);
+        assert_eq!(ledger.input_pins_of_ended().await.unwrap(), own[1..]);
     }
 }

@@ -4,6 +4,8 @@
 //! true acts; a target row that several source rows match is an error as soon as a `WHEN MATCHED` clause could
 //! act on it, unless that clause only deletes, without a condition.
 
+use std::collections::BTreeMap;
+
 use datafusion::common::DFSchema;
 use datafusion::logical_expr::{Expr, JoinType, cast, lit, when};
 use datafusion::prelude::DataFrame;
@@ -96,12 +98,16 @@ struct Sides<'a> {
 
 impl Sides<'_> {
     fn expression(&self, kind: When, expr: &Condition) -> Result<Expr, ReplayError> {
-        let schema = match kind {
+        self.session.expression(expr.expr(), self.schema(kind))
+    }
+
+    /// What a clause sees.
+    fn schema(&self, kind: When) -> &DFSchema {
+        match kind {
             When::Matched => &self.both,
             When::NotMatched => &self.source,
             When::NotMatchedBySource => &self.target,
-        };
-        self.session.expression(expr.expr(), schema)
+        }
     }
 
     /// The target's own value.
@@ -128,7 +134,8 @@ impl Sides<'_> {
             _ => self.expression(clause.when, value),
         };
         let mut set: Vec<(usize, Expr)> = Vec::new();
-        let mut inside: Vec<(usize, &[String], Expr)> = Vec::new();
+        let mut inside: BTreeMap<usize, Vec<(&[String], Expr)>> = BTreeMap::new();
+        let schema = self.schema(clause.when);
         let mut row = match &clause.action {
             MergeAction::Delete => return Ok(None),
             MergeAction::Update(assignments) => {
@@ -137,7 +144,8 @@ impl Sides<'_> {
                     if fields.is_empty() {
                         set.push((at, value_of(at, value)?));
                     } else {
-                        inside.push((at, fields, self.expression(clause.when, value)?));
+                        let value = self.expression(clause.when, value)?;
+                        inside.entry(at).or_default().push((fields, value));
                     }
                 }
                 kept()
@@ -171,12 +179,12 @@ impl Sides<'_> {
         };
         for (at, value) in set {
             if let (Some(slot), Some(target)) = (row.get_mut(at), columns.all.get(at)) {
-                *slot = self.session.assigned(value, &target.data_type);
+                *slot = self.session.assigned(value, schema, &target.data_type)?;
             }
         }
-        for (at, fields, value) in inside {
+        for (at, set) in inside {
             if let (Some(slot), Some(target)) = (row.get_mut(at), columns.all.get(at)) {
-                *slot = self.session.with_field(slot.clone(), &target.data_type, fields, &value)?;
+                *slot = self.session.with_fields(slot, schema, &target.data_type, &set)?;
             }
         }
         Ok(Some(row))

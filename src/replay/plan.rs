@@ -144,14 +144,19 @@ async fn updated(
     let mut columns = vec![lit(0_i32).alias(CLAUSE)];
     columns.extend(places.map(column));
     for (at, target) in session.columns.all.iter().enumerate() {
-        let mut value = if defaults.contains(&at) {
+        let set: Vec<(&[String], Expr)> = inside
+            .iter()
+            .filter(|(of, ..)| *of == at)
+            .map(|(_, fields, name)| (*fields, column(name)))
+            .collect();
+        let whole = column(&hidden(at));
+        let value = if defaults.contains(&at) {
             target.default_value()
+        } else if set.is_empty() {
+            session.assigned(whole, rows.schema(), &target.data_type)?
         } else {
-            session.assigned(column(&hidden(at)), &target.data_type)
+            session.with_fields(&whole, rows.schema(), &target.data_type, &set)?
         };
-        for (_, fields, name) in inside.iter().filter(|(of, ..)| *of == at) {
-            value = session.with_field(value, &target.data_type, fields, &column(name))?;
-        }
         columns.push(value.alias(hidden(at)));
     }
     Ok(Frame { rows: rows.select(columns)?, actions: vec![Action::Update], once: false, inside: None })
@@ -206,7 +211,7 @@ async fn given(session: &Session, rows: &Rows, inside: Option<&Condition>) -> Re
     let mut columns = vec![lit(0_i32).alias(CLAUSE)];
     for (at, target) in session.columns.all.iter().enumerate() {
         let value = match values.get(at).cloned().flatten() {
-            Some(value) => session.assigned(value, &target.data_type),
+            Some(value) => session.assigned(value, frame.schema(), &target.data_type)?,
             None => target.default_value(),
         };
         columns.push(value.alias(hidden(at)));

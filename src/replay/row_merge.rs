@@ -63,6 +63,8 @@ pub struct RowMergeInput {
     /// Names of columns of the table as it is now. When it is empty: its identifier fields, else its row ids.
     pub key: Vec<String>,
     pub conflicts: RowConflicts,
+    /// May both sides bring new rows that no key tells apart?
+    pub appends_meet: bool,
 }
 
 /// Merges the source's rows into the target. Reads data, writes data and delete files, commits nothing. What runs out
@@ -87,7 +89,7 @@ async fn merge_on(
     input: RowMergeInput,
     course: &Course,
 ) -> Result<Replayed, ReplayError> {
-    let RowMergeInput { table, base, source, target, key, conflicts } = input;
+    let RowMergeInput { table, base, source, target, key, conflicts, appends_meet } = input;
     let merge = Merge::new(engine, &table, &key, Arc::clone(course.counts()))?;
     let branch = row_difference(base.clone(), source)?;
     let since = row_difference(base, target.clone())?;
@@ -99,7 +101,7 @@ async fn merge_on(
         .filter(|file| touched.contains(&file.file.fact.path))
         .collect();
     // Keys and conflicts are looked for in the rows: that takes long by itself.
-    let frame = course.unless_ended(merge.plan(&branch, &since, &rows, conflicts)).await??;
+    let frame = course.unless_ended(merge.plan(&branch, &since, &rows, conflicts, appends_meet)).await??;
     let job = Job {
         table: Arc::clone(&table),
         changes: Changes::new(rows),
@@ -178,6 +180,7 @@ impl<'a> Merge<'a> {
         since: &RowDifference,
         rows: &[ScanFile],
         rule: RowConflicts,
+        appends_meet: bool,
     ) -> Result<Frame, ReplayError> {
         let sides = [
             ("the branch", &branch.added),
@@ -191,6 +194,13 @@ impl<'a> Merge<'a> {
         let met = self.met(branch, since)?;
         if self.is_by_row_id() {
             self.refuse_lost_ids(&met, branch, since).await?;
+            if !appends_meet && self.brings_new(branch).await? && self.brings_new(since).await? {
+                return Err(ReplayError::request(
+                    ReasonCode::OverlappingAppend,
+                    "branch and target both brought new rows, which row ids cannot tell apart: name a 'key' in the \
+                     class, or let appends meet ('overlap')",
+                ));
+            }
         }
         if rule == RowConflicts::Refuse {
             let text = |total| match total {
@@ -372,8 +382,7 @@ impl<'a> Merge<'a> {
     ) -> Result<(), ReplayError> {
         let mut lost = lit(false);
         for (side, gone) in [(branch, GONE.to_owned()), (since, gone_too())] {
-            let new = self.changed(side, hidden, then)?.filter(!column(WAS))?;
-            if first(new).await?.is_some() {
+            if self.brings_new(side).await? {
                 lost = lost.or(column(&gone));
             }
         }
@@ -385,6 +394,12 @@ impl<'a> Merge<'a> {
             )
         };
         self.refuse_any(met.clone().filter(column(MET).and(lost))?, text).await
+    }
+
+    /// Has the side rows that were not there when the branch was made?
+    async fn brings_new(&self, side: &RowDifference) -> Result<bool, ReplayError> {
+        let new = self.changed(side, hidden, then)?.filter(!column(WAS))?;
+        Ok(first(new).await?.is_some())
     }
 
     /// Rows of [`Self::met`] that nobody may decide but people.

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use datafusion::arrow::array::timezone::Tz;
-use datafusion::arrow::datatypes::DataType;
+use datafusion::arrow::datatypes::{DataType, Fields};
+use datafusion::common::DFSchema;
 use datafusion::execution::FunctionRegistry;
 use datafusion::execution::context::SQLOptions;
 use datafusion::functions::core::expr_fn::{get_field, named_struct};
-use datafusion::logical_expr::{AggregateUDF, Expr, cast, ident, lit};
+use datafusion::logical_expr::{AggregateUDF, Expr, ExprSchemable as _, cast, ident, lit, when};
 use datafusion::prelude::{DataFrame, SessionContext};
+use datafusion::scalar::ScalarValue;
 use datafusion::sql::TableReference;
 use datafusion::sql::parser::Statement as EngineStatement;
 use datafusion::sql::sqlparser::ast::{Expr as SqlExpr, ExprWithAlias, Query, Statement};
@@ -184,56 +186,78 @@ impl Session {
         })
     }
 
-    /// The value as one of the target's column. A local time, a day or a text that becomes a time with a zone is one
-    /// of the statement's zone.
-    pub fn assigned(&self, value: Expr, data_type: &DataType) -> Expr {
+    /// The value, over columns of `schema`, as one of the target's column. A local time, a day or a text that becomes a
+    /// time with a zone is one of the statement's zone.
+    pub fn assigned(
+        &self,
+        value: Expr,
+        schema: &DFSchema,
+        data_type: &DataType,
+    ) -> Result<Expr, ReplayError> {
+        require_fields(&value.get_type(schema)?, data_type)?;
         let value = match (&self.zone, data_type) {
             (Some(zone), DataType::Timestamp(unit, Some(_))) if !is_utc(zone) => {
                 cast(value, DataType::Timestamp(*unit, Some(Arc::clone(zone))))
             }
             _ => value,
         };
-        cast(value, data_type.clone())
+        Ok(cast(value, data_type.clone()))
     }
 
-    /// The struct with another value in one of its fields, or in a field of a field. Around a field that is set there is
-    /// a struct, also where there was null (Spark: `AssignmentUtils`, a struct of the other fields' values).
-    pub fn with_field(
+    /// The struct with other values in some of its fields, or in fields of fields; no two of them inside of each other.
+    /// Around a field that is set there is a struct, also where there was null (Spark: `AssignmentUtils`).
+    pub fn with_fields(
         &self,
-        whole: Expr,
+        whole: &Expr,
+        schema: &DFSchema,
         data_type: &DataType,
-        path: &[String],
-        value: &Expr,
+        set: &[(&[String], Expr)],
     ) -> Result<Expr, ReplayError> {
-        let Some((name, rest)) = path.split_first() else {
-            return Ok(self.assigned(value.clone(), data_type));
-        };
+        if let [(path, value)] = set
+            && path.is_empty()
+        {
+            return self.assigned(value.clone(), schema, data_type);
+        }
+        let names: Vec<String> =
+            set.iter().filter_map(|(path, _)| path.first()).map(|name| self.folded(name)).collect();
         let DataType::Struct(fields) = data_type else {
+            let name = names.first().map_or("", String::as_str);
             return Err(ReplayError::failed(format!(
                 "'{name}' is set inside of a column that has no fields"
             )));
         };
-        let wanted = self.folded(name);
-        match fields.iter().filter(|field| self.folded(field.name()) == wanted).count() {
-            1 => {}
-            0 => {
-                return Err(ReplayError::failed(format!(
-                    "there is no field '{name}' to be set, or not any more"
-                )));
-            }
-            _ => {
-                return Err(ReplayError::failed(format!(
-                    "fields named '{name}' differ in upper and lower case only, so which one is set is open"
-                )));
+        for name in &names {
+            match fields.iter().filter(|field| self.folded(field.name()) == *name).count() {
+                1 => {}
+                0 => {
+                    return Err(ReplayError::failed(format!(
+                        "there is no field '{name}' to be set, or not any more"
+                    )));
+                }
+                _ => {
+                    return Err(ReplayError::failed(format!(
+                        "fields named '{name}' differ in upper and lower case only, so which one is set is open"
+                    )));
+                }
             }
         }
         let mut parts = Vec::with_capacity(fields.len() * 2);
         for field in fields {
-            let own = get_field(whole.clone(), field.name().as_str());
+            // A null struct has no fields, whatever lies below its nulls.
+            let own = when(whole.clone().is_null(), lit(ScalarValue::try_from(field.data_type())?))
+                .otherwise(get_field(whole.clone(), field.name().as_str()))?;
+            let wanted = self.folded(field.name());
+            let inside: Vec<(&[String], Expr)> = set
+                .iter()
+                .filter_map(|(path, value)| {
+                    let (name, rest) = path.split_first()?;
+                    (self.folded(name) == wanted).then(|| (rest, value.clone()))
+                })
+                .collect();
             parts.push(lit(field.name().as_str()));
-            parts.push(match self.folded(field.name()) == wanted {
-                true => self.with_field(own, field.data_type(), rest, value)?,
-                false => own,
+            parts.push(match inside.is_empty() {
+                true => own,
+                false => self.with_fields(&own, schema, field.data_type(), &inside)?,
             });
         }
         Ok(cast(named_struct(parts), data_type.clone()))
@@ -262,11 +286,7 @@ impl Session {
     }
 
     /// An expression over the columns of `schema`, without subqueries.
-    pub fn expression(
-        &self,
-        expr: &SqlExpr,
-        schema: &datafusion::common::DFSchema,
-    ) -> Result<Expr, ReplayError> {
+    pub fn expression(&self, expr: &SqlExpr, schema: &DFSchema) -> Result<Expr, ReplayError> {
         let expr = ExprWithAlias { expr: expr.clone(), alias: None };
         Ok(self.context.state().create_logical_expr_from_sql_expr(expr, schema)?)
     }
@@ -274,6 +294,45 @@ impl Session {
     /// A name of the operation as the engine is to take it.
     pub fn folded(&self, name: &str) -> String {
         folded(name, self.names)
+    }
+}
+
+/// A struct is read as the target's by its fields' names, letter for letter, and Spark reads it by their places, or by names
+/// in any case: only where all of that is the same is there no doubt. A field that is new since has no value.
+fn require_fields(value: &DataType, target: &DataType) -> Result<(), ReplayError> {
+    match (value, target) {
+        (DataType::Struct(given), DataType::Struct(wanted)) => {
+            let mut rest = wanted.iter();
+            for field in given {
+                let Some(to) = rest.find(|to| to.name() == field.name()) else {
+                    let names = |fields: &Fields| {
+                        fields.iter().map(|field| field.name().as_str()).collect::<Vec<_>>().join(", ")
+                    };
+                    return Err(ReplayError::failed(format!(
+                        "a struct of ({}) is stored in one of ({}): name its fields as the column does, in its order",
+                        names(given),
+                        names(wanted)
+                    )));
+                };
+                require_fields(field.data_type(), to.data_type())?;
+            }
+            Ok(())
+        }
+        (
+            DataType::List(given) | DataType::LargeList(given),
+            DataType::List(wanted) | DataType::LargeList(wanted),
+        )
+        | (DataType::Map(given, _), DataType::Map(wanted, _)) => {
+            // The entries of a map have one form, whatever a library calls their two sides.
+            match (given.data_type(), wanted.data_type(), matches!(value, DataType::Map(..))) {
+                (DataType::Struct(given), DataType::Struct(wanted), true) => {
+                    let mut sides = given.iter().zip(wanted);
+                    sides.try_for_each(|(one, other)| require_fields(one.data_type(), other.data_type()))
+                }
+                (given, wanted, _) => require_fields(given, wanted),
+            }
+        }
+        _ => Ok(()),
     }
 }
 

@@ -27,15 +27,23 @@ use crate::table::loaded::LoadedTable;
 /// forgotten, which costs a look at their tables.
 const MAX_SEEN: usize = 20_000;
 
-/// Which requests' inputs this process has seen to.
+/// A table that could not be read or written is left alone for so long, in milliseconds.
+const REST_MS: i64 = 60 * 1000;
+
+/// What this process knows of inputs.
 #[derive(Debug, Default)]
-pub(super) struct Seen(BTreeSet<RequestId>);
+pub(super) struct Seen {
+    /// Requests whose inputs were seen to.
+    requests: BTreeSet<RequestId>,
+    /// Tables that are left alone until then.
+    resting: BTreeMap<TableName, i64>,
+}
 
 /// What became of one table's refs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
-    /// Somebody else wrote the table, or nobody knows: the next look tries again.
+    /// Somebody else wrote the table, or it could not be reached: tried again later.
     Again,
 }
 
@@ -43,19 +51,18 @@ enum Outcome {
 type Wanted = BTreeMap<RefName, (RequestId, PinnedInput)>;
 
 impl Worker {
-    /// Holds what the recorded operations of requests read that have waited for long, and lets go what those of ended
-    /// requests read. Only trouble of the ledger is an error.
+    /// Holds what the recorded operations of requests read that have waited for long. Only trouble of the ledger is an
+    /// error.
     pub(super) async fn keep_inputs(
         &self,
         lane: &Lane,
         table: &LoadedTable,
         waiting: &[Kept],
     ) -> Result<(), WorkerError> {
-        self.release_inputs(lane).await?;
         let now_ms = self.now_ms();
         let unseen = |row: &&Kept| {
             now_ms.saturating_sub(row.enqueued_at_ms) >= PIN_AFTER_MS
-                && !lock(&self.input_pins).0.contains(&row.id)
+                && !lock(&self.input_pins).requests.contains(&row.id)
         };
         let unseen: Vec<&Kept> = waiting.iter().filter(unseen).collect();
         if unseen.is_empty() {
@@ -82,7 +89,7 @@ impl Worker {
                 }
             }
         }
-        let known = &mut lock(&self.input_pins).0;
+        let known = &mut lock(&self.input_pins).requests;
         if known.len() > MAX_SEEN {
             known.clear();
         }
@@ -115,11 +122,14 @@ impl Worker {
 
     /// Sets refs on one table.
     async fn hold(&self, name: &TableName, wanted: &Wanted) -> Result<Outcome, WorkerError> {
+        if self.rests(name) {
+            return Ok(Outcome::Again);
+        }
         let table = match self.catalog.load(name).await {
             Ok(table) => table,
             // The replay says what is the matter.
             Err(CatalogError::NotFound(_)) => return Ok(Outcome::Done),
-            Err(error) => return Ok(not_now(name, &error)),
+            Err(error) => return Ok(self.not_now(name, &error)),
         };
         let facts = &table.facts;
         let missing = |(at, (_, input)): &(&RefName, &(RequestId, PinnedInput))| {
@@ -147,10 +157,10 @@ impl Worker {
         Ok(self.send(name, &table, &requirements, updates).await)
     }
 
-    /// Removes the refs of requests that have ended.
-    async fn release_inputs(&self, lane: &Lane) -> Result<(), WorkerError> {
+    /// Removes the refs of requests that have ended, of whatever table: their own may be gone.
+    pub(super) async fn release_inputs(&self) -> Result<(), WorkerError> {
         let mut by_table: BTreeMap<TableName, Vec<InputPin>> = BTreeMap::new();
-        for pin in self.ledger.input_pins_of_ended(&lane.uuid).await? {
+        for pin in self.ledger.input_pins_of_ended().await? {
             by_table.entry(pin.table.clone()).or_default().push(pin);
         }
         for (name, pins) in by_table {
@@ -162,10 +172,13 @@ impl Worker {
     }
 
     async fn let_go(&self, name: &TableName, pins: &[InputPin]) -> Outcome {
+        if self.rests(name) {
+            return Outcome::Again;
+        }
         let table = match self.catalog.load(name).await {
             Ok(table) => table,
             Err(CatalogError::NotFound(_)) => return Outcome::Done,
-            Err(error) => return not_now(name, &error),
+            Err(error) => return self.not_now(name, &error),
         };
         let there: BTreeMap<&RefName, SnapshotId> =
             pins.iter().filter_map(|pin| Some((&pin.name, table.facts.head(&pin.name)?))).collect();
@@ -194,6 +207,7 @@ impl Worker {
     ) -> Outcome {
         match self.catalog.commit(table, requirements, updates).await {
             CommitOutcome::Landed(_) => Outcome::Done,
+            CommitOutcome::Refused(error @ CatalogError::Unavailable(_)) => self.not_now(name, &error),
             // Its refs run out by themselves some day, and what is not held may be lost; neither holds up the queue.
             CommitOutcome::Refused(error) => {
                 tracing::warn!(table = %name, "snapshots that waiting requests read cannot be held by refs: {error}");
@@ -205,11 +219,21 @@ impl Worker {
             }
         }
     }
-}
 
-fn not_now(name: &TableName, error: &CatalogError) -> Outcome {
-    tracing::debug!(table = %name, "refs on inputs were not changed: {error}");
-    Outcome::Again
+    /// Another table's trouble neither holds up this one's requests nor fills the log.
+    fn not_now(&self, name: &TableName, error: &CatalogError) -> Outcome {
+        tracing::warn!(table = %name, "refs on what waiting requests read were not changed yet: {error}");
+        let until = self.now_ms().saturating_add(REST_MS);
+        lock(&self.input_pins).resting.insert(name.clone(), until);
+        Outcome::Again
+    }
+
+    fn rests(&self, name: &TableName) -> bool {
+        let now_ms = self.now_ms();
+        let resting = &mut lock(&self.input_pins).resting;
+        resting.retain(|_, until| *until > now_ms);
+        resting.contains_key(name)
+    }
 }
 
 /// Some servers mishandle a single requirement of a ref (rule L7).

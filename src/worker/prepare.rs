@@ -9,6 +9,7 @@ use mergeberg_kernel::facts::TableFacts;
 use mergeberg_kernel::ids::SnapshotId;
 use mergeberg_kernel::lineage::{PUBLISHED_WAP_ID, SOURCE_SNAPSHOT_ID, SnapshotFact, WAP_ID};
 use mergeberg_kernel::partition::Partition;
+use mergeberg_kernel::policy::{Appends, Overlap};
 use mergeberg_kernel::reason::ReasonCode;
 use mergeberg_kernel::unit::{NetFiles, Unit, UnitKind};
 use serde_json::Value;
@@ -222,6 +223,7 @@ impl Worker {
             target: self.live_for(gathered, &FileScope::Table, prepared).await?,
             key: car.class.key.clone(),
             conflicts: car.class.row_conflicts,
+            appends_meet: car.class.overlap != Overlap::Refuse && car.class.appends == Appends::Blind,
         };
         let writing = attended(writing)?;
         let course = self.replay_begins(writing, car).await?;

@@ -208,7 +208,8 @@ impl Worker {
         policy: &Arc<TablePolicy>,
         looking: Looking,
     ) -> Result<Look, WorkerError> {
-        let found = match self.find_table(lane).await? {
+        let ((), found) = tokio::try_join!(self.release_inputs(), self.find_table(lane))?;
+        let found = match found {
             Found::Table(table) => table,
             Found::Refuse(code, text) => {
                 return self
@@ -323,6 +324,7 @@ impl Worker {
     /// A target without open requests: what a dead worker left in the catalog goes, and commits that no
     /// request made are seen, not only when somebody enqueues the next time (case O17).
     async fn look_after(&self, epoch: Epoch, lane: &Lane, policy: &TablePolicy) -> Result<(), WorkerError> {
+        self.release_inputs().await?;
         let table = match self.catalog.load(&lane.table).await {
             Ok(table) if table.facts.uuid == lane.uuid => table,
             // Nobody waits for it: nothing is looked for.
@@ -332,8 +334,7 @@ impl Worker {
         self.sweep(epoch, lane, &table).await?;
         self.watch_target(lane, &table, policy).await?;
         // Those of requests that ended without landing (case O22).
-        let table = self.keep_pins(lane, table, &[]).await?;
-        self.keep_inputs(lane, &table, &[]).await?;
+        self.keep_pins(lane, table, &[]).await?;
         Ok(())
     }
 

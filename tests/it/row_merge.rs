@@ -288,7 +288,7 @@ async fn random_edits_come_to_what_a_map_of_rows_says() {
 // Rows told apart by the ids that format v3 gives them.
 
 const BY_ROW_ID: &str = "table = \"shop.orders\"\n\
-    [[class]]\nname = \"edits\"\nprefix = \"edits/\"\non-conflict = \"row-merge\"\n\
+    [[class]]\nname = \"edits\"\nprefix = \"edits/\"\non-conflict = \"row-merge\"\noverlap = \"allow\"\n\
     [[class]]\nname = \"default\"\nprefix = \"\"\n";
 
 /// Rows by their ids.
@@ -388,6 +388,26 @@ async fn a_row_id_that_both_changed_is_a_conflict() {
     let (state, detail) = merged(&house).await;
     assert_eq!(state, "refused(row-conflict)");
     assert!(detail.contains(&format!("_row_id={}", id_of(&base, 1))), "{detail}");
+}
+
+/// One load that came to both sides: nothing but a key could tell that its rows are the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn new_rows_of_both_sides_meet_only_where_the_class_lets_appends_meet() {
+    for (rule, state) in [
+        ("", "refused(overlapping-append)"),
+        ("overlap = \"allow\"\nappends = \"derived\"\n", "refused(overlapping-append)"),
+        ("overlap = \"allow\"\n", "landed"),
+    ] {
+        let (house, base) = v3().await;
+        let policy = BY_ROW_ID.replacen("overlap = \"allow\"\n", rule, 1);
+        std::fs::write(house.dir.path().join("policies/orders.toml"), policy).unwrap();
+        let mut source = base.clone();
+        source.insert(id_of(&base, 1), with(order(1, 20), "paid"));
+        keeps(&house, "edits/a", &source, &[order(7, 20)]).await;
+        keeps(&house, "main", &base, &[order(7, 20)]).await;
+        let (ended, detail) = merged(&house).await;
+        assert_eq!(ended, state, "{rule}: {detail}");
+    }
 }
 
 /// An overwrite does not carry ids along: the rows are gone and others are new. Taken for what it says, both sides' copies of

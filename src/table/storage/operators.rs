@@ -171,7 +171,8 @@ fn azure(place: &Place<'_>, settings: &StorageProperties) -> opendal::Result<Azu
     };
     // Both names of an account lead to the same objects. A principal signs in at the first only: the client of the other
     // takes one from nowhere but the environment.
-    let service = if settings.get(ADLS_CLIENT_ID).is_some() { "dfs" } else { service };
+    let at_dfs = settings.get(ADLS_ENDPOINT).is_some_and(|endpoint| endpoint.contains(".dfs."));
+    let service = if at_dfs || settings.get(ADLS_CLIENT_ID).is_some() { "dfs" } else { service };
     let protocol = if place.scheme.ends_with('s') { "https" } else { "http" };
     let endpoint = match (settings.get(ADLS_ENDPOINT), suffix) {
         (Some(endpoint), _) => endpoint.trim_end_matches('/').to_owned(),
@@ -330,6 +331,9 @@ mod tests {
         let by_principal =
             azure_of("wasb://c@acc.blob.core.windows.net/t", &[(ADLS_CLIENT_ID, "id")]).unwrap();
         assert_eq!(by_principal.endpoint.as_deref(), Some("http://acc.dfs.core.windows.net"));
+        let by_endpoint =
+            azure_of("wasbs://c@acc.blob.x.net/t", &[(ADLS_ENDPOINT, "https://acc.dfs.x.net/")]).unwrap();
+        assert_eq!(by_endpoint.endpoint.as_deref(), Some("https://acc.dfs.x.net"));
         let place = Place::of("wasbs://c@acc.blob.core.windows.net/t").unwrap().unwrap();
         let Azure::Blobs(blobs) = azure(&place, &properties(&[(ADLS_ACCOUNT_KEY, "k")])).unwrap() else {
             panic!("the name of the blob service is another service's")

@@ -140,8 +140,23 @@ async fn rule_r2_a_successor_lets_the_inputs_of_ended_requests_go() {
     house.advance(61_000);
     drain(&successor(house)).await;
     assert_eq!(refs_of_feed(house).await, ["main"]);
-    let uuid = house.loaded().await.facts.uuid.clone();
-    assert_eq!(house.ledger.input_pins_of_ended(&uuid).await.unwrap(), []);
+    assert_eq!(house.ledger.input_pins_of_ended().await.unwrap(), []);
+}
+
+/// The target is gone for good: its requests are refused, and what they held is let go all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_r2_inputs_are_let_go_when_their_target_is_gone() {
+    let (world, request) = waiting().await;
+    let house = &world.house;
+    house.advance(61_000);
+    house.drain().await;
+    assert_eq!(refs_of_feed(house).await.len(), 2);
+    house.catalog.drop_table(&house.table).await.unwrap();
+    house.advance(61_000);
+    house.drain().await;
+    assert_eq!(house.state(request).await, "refused(table-not-found)");
+    house.drain().await;
+    assert_eq!(refs_of_feed(house).await, ["main"]);
 }
 
 /// The record stands in the ledger.

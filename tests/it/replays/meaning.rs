@@ -195,7 +195,7 @@ async fn types_and_zones_of_statements_are_sparks() {
 }
 
 /// Fields inside of columns are set; around them there is a struct where there was null.
-const INSIDE: [&str; 5] = [
+const INSIDE: [&str; 6] = [
     "UPDATE {t} SET who.name = concat(coalesce(who.name, 'nobody'), '!'), who.at.x = small * 2 WHERE id < 3 OR id > 50",
     "UPDATE {t} AS w SET w.who.At.y = id + 1, w.status = 'set' WHERE w.who.at.x IS NOT NULL OR w.id = 8",
     "UPDATE {t} SET who.at = named_struct('x', 7, 'y', 8L), `WHO`.`name` = DATE '2026-08-20' WHERE small > 1",
@@ -203,6 +203,8 @@ const INSIDE: [&str; 5] = [
      WHEN MATCHED AND s.small > 1 THEN UPDATE SET t.who.name = s.status, who.at.y = t.who.at.x + s.small, price = 1 \
      WHEN MATCHED THEN UPDATE SET who.at.x = 5",
     "UPDATE {t} SET who = NULL, status = who.name WHERE who.at.y IS NULL",
+    "UPDATE {t} SET many.a = 1, many.b = 2, many.c = 3, many.d = 4, many.e = 5, many.f = 6, many.g = 7, many.h = 8, \
+     many.i = 9, many.j = 10, many.k = 11 WHERE id < 70",
 ];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -210,6 +212,9 @@ async fn fields_inside_of_columns_are_set_as_spark_sets_them() {
     let Some(spark) = Spark::start() else { return };
     let mut stage = Stage::new(spark).await;
     stage.sql("ALTER TABLE {base} ADD COLUMN who STRUCT<name: STRING, at: STRUCT<x: INT, y: BIGINT>>");
+    let letters = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
+    let fields: Vec<String> = letters.iter().map(|letter| format!("{letter}: INT")).collect();
+    stage.sql(&format!("ALTER TABLE {{base}} ADD COLUMN many STRUCT<{}>", fields.join(", ")));
     let some = "named_struct('name', 'ann', 'at', named_struct('x', 1, 'y', 2L))";
     let half = "named_struct('name', CAST(NULL AS STRING), 'at', CAST(NULL AS STRUCT<x: INT, y: BIGINT>))";
     let late = format!("INSERT INTO {{base}} (id, small, who) VALUES (8, 8, {some}), (80, 8, NULL)");
@@ -222,6 +227,15 @@ async fn fields_inside_of_columns_are_set_as_spark_sets_them() {
         assert_eq!(state, "landed", "{statement}: {detail}");
         let expected = expected.unwrap_or_else(|error| panic!("{statement}: {error}"));
         assert_eq!(stage.rows("main"), expected, "{statement}");
+    }
+    // Spark takes the first by names in any case; the second it refuses itself.
+    for statement in [
+        "UPDATE {t} SET who.at = named_struct('X', 7, 'y', 8L) WHERE id = 8",
+        "UPDATE {t} SET who.at = named_struct('y', 8L, 'x', 7) WHERE id = 8",
+    ] {
+        let (_, state, detail) = stage.play("UTC", statement, &late).await;
+        assert_eq!(state, "refused(replay-failed)", "{statement}: {detail}");
+        assert!(detail.contains("name its fields as the column does"), "{detail}");
     }
     stage.house.assert_sound().await;
 }
