@@ -41,27 +41,21 @@ impl Ledger {
 
     /// Before the refs are set. One that is noted already stays.
     pub async fn note_input_pins(&self, pins: &[InputPin]) -> Result<(), LedgerError> {
-        let mut tx = self.begin().await?;
-        for pin in pins {
-            query(
-                "INSERT INTO input_pin (request, table_name, ref_name) VALUES ($1, $2, $3)
-                 ON CONFLICT (request, table_name, ref_name) DO NOTHING",
-            )
-            .bind(pin.request.0)
-            .bind(pin.table.to_string())
-            .bind(pin.name.as_str())
-            .execute(&mut tx)
-            .await?;
-        }
-        tx.commit().await?;
-        Ok(())
+        let note = "INSERT INTO input_pin (request, table_name, ref_name) VALUES ($1, $2, $3)
+             ON CONFLICT (request, table_name, ref_name) DO NOTHING";
+        self.for_each_pin(note, pins).await
     }
 
     /// After the refs are gone.
     pub async fn forget_input_pins(&self, pins: &[InputPin]) -> Result<(), LedgerError> {
+        let forget = "DELETE FROM input_pin WHERE request = $1 AND table_name = $2 AND ref_name = $3";
+        self.for_each_pin(forget, pins).await
+    }
+
+    async fn for_each_pin(&self, sql: &'static str, pins: &[InputPin]) -> Result<(), LedgerError> {
         let mut tx = self.begin().await?;
         for pin in pins {
-            query("DELETE FROM input_pin WHERE request = $1 AND table_name = $2 AND ref_name = $3")
+            query(sql)
                 .bind(pin.request.0)
                 .bind(pin.table.to_string())
                 .bind(pin.name.as_str())

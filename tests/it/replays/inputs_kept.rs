@@ -212,3 +212,28 @@ async fn inputs_that_cannot_be_held_hold_nobody_up() {
         assert_eq!(refs_of_feed(house).await, ["main"]);
     }
 }
+
+/// One that cannot be asked now is asked again, after a rest.
+#[tokio::test(flavor = "multi_thread")]
+async fn inputs_are_held_once_their_table_can_be_reached() {
+    let (world, request) = waiting().await;
+    let house = &world.house;
+    house.advance(61_000);
+    let (catalog, worker) = house.misled_worker();
+    catalog.next(Kind::Staging, Do::First(Box::pin(async {})));
+    catalog.next(Kind::Staging, Do::SayUnavailable);
+    for (later_ms, pins) in [(1, 0), (1, 0), (61_000, 1)] {
+        house.advance(later_ms);
+        drain(&worker).await;
+        assert_eq!(refs_of_feed(house).await.len(), 1 + pins);
+    }
+    assert!(catalog.is_played());
+    // What could not be let go is kept in mind.
+    house.ledger.cancel(request, &Principal::new("ann"), house.now()).await.unwrap();
+    catalog.next(Kind::Removal, Do::SayUnavailable);
+    for (later_ms, pins) in [(1, 1), (61_000, 0)] {
+        house.advance(later_ms);
+        drain(&worker).await;
+        assert_eq!(refs_of_feed(house).await.len(), 1 + pins);
+    }
+}

@@ -1,7 +1,6 @@
 //! Stores that are no S3, as processes of their own: fake-gcs-server for GCS, Azurite for Azure Blob Storage.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -11,7 +10,7 @@ use reqsign_azure_storage::{Credential, RequestSigner};
 use reqsign_core::{Context, SignRequest};
 use serde_json::{Value, json};
 
-use super::rest::UNTIL_END_OF_INPUT;
+use super::rest::{UNTIL_END_OF_INPUT, line_of};
 use super::s3_server::{BUCKET, storage};
 
 /// Set by `scripts/object-stores`.
@@ -122,18 +121,7 @@ fn start(
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let mut log = BufReader::new(shell.stdout.take().unwrap()).lines();
-    let mut told = Vec::new();
-    let found = loop {
-        let Some(line) = log.next() else { panic!("{program} ended: {}", told.join("\n")) };
-        let line = line.unwrap();
-        if let Some(found) = ready(&line) {
-            break found;
-        }
-        told.push(line);
-    };
-    // Read on, or a full pipe would stop it.
-    std::thread::spawn(move || log.for_each(drop));
+    let found = line_of(shell.stdout.take().unwrap(), program, ready);
     Some((shell, found))
 }
 

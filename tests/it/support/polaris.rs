@@ -1,7 +1,6 @@
 //! An Apache Polaris server as a process of its own. One serves all tests of a run, in memory; each test has a
 //! catalog of its own in it, over a local warehouse, and principals with the privileges that it grants.
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
@@ -18,7 +17,7 @@ use tempfile::TempDir;
 
 use super::child::real_now;
 use super::fault_server::clock_of_now;
-use super::rest::{UNTIL_END_OF_INPUT, create_request, encoded};
+use super::rest::{UNTIL_END_OF_INPUT, create_request, encoded, line_of};
 use super::{House, ORDERS, order};
 
 /// The folder of a Polaris server's `quarkus-run.jar`: `server` of a binary distribution.
@@ -199,18 +198,7 @@ fn start(jar: &Path) -> (Child, String) {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let mut log = BufReader::new(shell.stdout.take().unwrap()).lines();
-    let mut told = Vec::new();
-    let uri = loop {
-        let Some(line) = log.next() else { panic!("the Polaris server ended: {}", told.join("\n")) };
-        let line = line.unwrap();
-        if let Some(uri) = address_in(&line) {
-            break uri;
-        }
-        told.push(line);
-    };
-    // Its log is read on, or it would wait for a reader.
-    std::thread::spawn(move || log.for_each(drop));
+    let uri = line_of(shell.stdout.take().unwrap(), "the Polaris server", address_in);
     (shell, uri)
 }
 

@@ -1,7 +1,7 @@
 //! The Iceberg project's own REST server (`RESTCatalogServer` of its test fixtures) as a process of its own, over
 //! its `JdbcCatalog` on SQLite or PostgreSQL and a local warehouse.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -27,6 +27,22 @@ const LISTENS: &str = "ServerConnector";
 const SEPARATOR: &str = "%2E";
 /// Ends the server with its input, so with this process too, however that ends.
 pub const UNTIL_END_OF_INPUT: &str = "\"$@\" & server=$!; cat >/dev/null; kill $server; wait $server";
+
+/// What `found` makes of a line of a server's log. The log is read on, or the server would wait for a reader.
+pub fn line_of<T>(log: impl Read + Send + 'static, server: &str, found: impl Fn(&str) -> Option<T>) -> T {
+    let mut log = BufReader::new(log).lines();
+    let mut told = Vec::new();
+    let made = loop {
+        let Some(line) = log.next() else { panic!("{server} ended: {}", told.join("\n")) };
+        let line = line.unwrap();
+        if let Some(made) = found(&line) {
+            break made;
+        }
+        told.push(line);
+    };
+    std::thread::spawn(move || log.for_each(drop));
+    made
+}
 
 pub struct RestServer {
     shell: Child,
@@ -78,18 +94,7 @@ impl RestServer {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut log = BufReader::new(shell.stderr.take().unwrap()).lines();
-        let mut told = Vec::new();
-        let port = loop {
-            let Some(line) = log.next() else { panic!("the REST server ended: {}", told.join("\n")) };
-            let line = line.unwrap();
-            if let Some(port) = port_in(&line) {
-                break port;
-            }
-            told.push(line);
-        };
-        // Its log is read on, or it would wait for a reader.
-        std::thread::spawn(move || log.for_each(drop));
+        let port = line_of(shell.stderr.take().unwrap(), "the REST server", port_in);
         Some(Self { shell, uri: format!("http://127.0.0.1:{port}"), http: reqwest::Client::new() })
     }
 

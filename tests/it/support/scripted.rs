@@ -31,6 +31,8 @@ pub enum Do {
     /// "Applied", and nothing is.
     SayOk,
     SayPointerMoved,
+    /// It could not be asked; nothing is applied.
+    SayUnavailable,
     FirstThenRefuse(BoxFuture<'static, ()>, &'static str),
     /// This first, then the commit as it is.
     First(BoxFuture<'static, ()>),
@@ -185,6 +187,9 @@ impl Catalog for Scripted {
             Some(Do::FallSilentBeforeApplying) => {
                 self.be_silent(true);
                 lost()
+            }
+            Some(Do::SayUnavailable) => {
+                CommitOutcome::Refused(CatalogError::Unavailable("try again later".to_owned()))
             }
             Some(Do::FirstThenRefuse(act, why)) => {
                 act.await;
