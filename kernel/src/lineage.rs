@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{SchemaId, SnapshotId};
@@ -52,10 +53,13 @@ pub struct Chain {
     pub end: ChainEnd,
 }
 
+/// Snapshots by id. Thousands are looked up for every train, so the hash is a quick one.
+type ById<V> = HashMap<SnapshotId, V, RandomState>;
+
 /// The ancestry of one head, ready for look-ups.
 #[derive(Clone, Debug, Default)]
 pub struct Line {
-    set: HashSet<SnapshotId>,
+    set: HashSet<SnapshotId, RandomState>,
     chain: Option<Chain>,
 }
 
@@ -106,7 +110,7 @@ pub enum Side {
 /// the map of pointers, never the snapshots: a commit on a table of thousands of snapshots stays cheap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotGraph {
-    by_id: Arc<HashMap<SnapshotId, Arc<SnapshotFact>>>,
+    by_id: Arc<ById<Arc<SnapshotFact>>>,
 }
 
 impl SnapshotGraph {
@@ -145,15 +149,14 @@ impl SnapshotGraph {
     /// `head` and its ancestors, newest first. A head that is not in the graph gives an empty, cut chain.
     pub fn chain(&self, head: SnapshotId) -> Chain {
         let mut ids = Vec::new();
-        let mut seen = HashSet::new();
         let mut next = head;
         loop {
             let Some(snapshot) = self.by_id.get(&next) else {
                 return Chain { ids, end: ChainEnd::Cut(next) };
             };
             // A cycle cannot come from a valid table; a damaged one must not hang the queue.
-            if !seen.insert(next) {
-                return Chain { ids, end: ChainEnd::Cut(next) };
+            if ids.len() >= self.by_id.len() {
+                return without_repetition(ids, next);
             }
             ids.push(next);
             match snapshot.parent {
@@ -214,7 +217,7 @@ impl SnapshotGraph {
                 let chain = self.chain(head);
                 Line { set: chain.ids.iter().copied().collect(), chain: Some(chain) }
             }
-            None => Line { set: HashSet::new(), chain: None },
+            None => Line::default(),
         }
     }
 
@@ -272,4 +275,19 @@ impl SnapshotGraph {
         }
         published
     }
+}
+
+/// The chain that walked in a circle, up to the first snapshot that it came back to.
+fn without_repetition(walked: Vec<SnapshotId>, next: SnapshotId) -> Chain {
+    let mut seen = HashSet::new();
+    let mut rest = walked.into_iter().chain([next]);
+    let mut ids = Vec::new();
+    let back_at = rest.find(|id| {
+        let is_new = seen.insert(*id);
+        if is_new {
+            ids.push(*id);
+        }
+        !is_new
+    });
+    Chain { ids, end: ChainEnd::Cut(back_at.unwrap_or(next)) }
 }

@@ -118,6 +118,23 @@ fn after_lists_oldest_first_and_wants_a_real_base() {
 }
 
 #[test]
+fn a_damaged_chain_that_runs_in_a_circle_ends_where_it_comes_back() {
+    let mut h = Story::ord();
+    h.append("S2", "S4", "+B1@08-22");
+    h.append("S3", "S2", "+B2@08-22");
+    h.append("S4", "S3", "+B3@08-22");
+    h.append("S5", "S4", "+B4@08-22");
+    let graph = h.graph();
+    for (head, ids) in [("S4", vec!["S4", "S3", "S2"]), ("S5", vec!["S5", "S4", "S3", "S2"])] {
+        let chain = graph.chain(sid(head));
+        assert_eq!(chain.ids, ids.into_iter().map(sid).collect::<Vec<_>>());
+        assert_eq!(chain.end, ChainEnd::Cut(sid("S4")));
+        assert!(!graph.is_ancestor(sid("S1"), sid(head)));
+        assert_eq!(graph.after(Some(sid("S1")), sid(head)), None);
+    }
+}
+
+#[test]
 fn rule_c9_published_is_the_transitive_closure_and_ends_on_a_cycle() {
     let mut h = Story::ord();
     h.append("S2", "S1", "+B1@08-22");
