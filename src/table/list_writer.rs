@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures::stream::{self, StreamExt};
 use iceberg::io::FileIO;
 use iceberg::spec::{FormatVersion, ManifestFile, ManifestListWriter};
 use mergeberg_kernel::ids::SnapshotId;
@@ -10,10 +11,14 @@ use tokio::runtime::Handle;
 use super::avro::Unusual;
 use super::avro::encode_list::ListOf;
 use super::error::TableError;
-use super::manifests::{ManifestFiles, ManifestStore, TableAccess};
+use super::local;
+use super::manifests::{ManifestFiles, ManifestStore, TableAccess, on_blocking_thread};
 
 /// Where a list is written in memory first.
 const SCRATCH: &str = "memory:///list.avro";
+
+/// Lists, or groups of them, written at the same time.
+const PARALLEL_WRITES: usize = 8;
 
 /// A manifest list to be written.
 pub(super) struct ListPlan {
@@ -27,47 +32,75 @@ pub(super) struct ListPlan {
     pub manifests: ManifestFiles,
 }
 
-/// Writes the list and gives it to the store.
+/// Writes the lists, each as it comes, and gives them to the store.
 pub(super) async fn write(
+    store: &ManifestStore,
+    access: &TableAccess,
+    lists: Vec<ListPlan>,
+) -> Result<(), TableError> {
+    let is_local = lists.iter().all(|list| local::path_of(&list.path).is_some());
+    let groups: Vec<Vec<ListPlan>> = if is_local && store.list_templates().is_some() {
+        local::groups(lists, |list| list.manifests.len()).collect()
+    } else {
+        // Each waits for an answer of its own, or takes the crate longer than the way to another thread.
+        lists.into_iter().map(|list| vec![list]).collect()
+    };
+    let writes = groups.into_iter().map(|group| write_group(store, access, group));
+    // All are waited for: a thread goes on writing when nobody waits for it, and who deletes what was written after a
+    // failure must not come before that.
+    let results: Vec<Result<(), TableError>> = stream::iter(writes).buffered(PARALLEL_WRITES).collect().await;
+    results.into_iter().collect()
+}
+
+/// One after the other, on one thread.
+async fn write_group(
+    store: &ManifestStore,
+    access: &TableAccess,
+    lists: Vec<ListPlan>,
+) -> Result<(), TableError> {
+    let first = lists.first().map(|list| list.path.clone()).unwrap_or_default();
+    let (store, access, handle) = (store.clone(), access.clone(), Handle::current());
+    on_blocking_thread(&first, move || {
+        for list in lists {
+            write_blocking(&handle, &store, &access, list)?;
+        }
+        Ok(())
+    })
+    .await?
+}
+
+fn write_blocking(
+    handle: &Handle,
     store: &ManifestStore,
     access: &TableAccess,
     list: ListPlan,
 ) -> Result<(), TableError> {
-    let path = list.path.clone();
-    let file_io = access.file_io.clone();
-    let version = access.metadata.format_version();
-    let handle = Handle::current();
-    let templates = Arc::clone(store.list_templates());
-    let manifests = tokio::task::spawn_blocking(move || {
-        let ListPlan { path, snapshot, parent, sequence_number, first_row_id, manifests } = list;
-        let of = ListOf {
-            version,
-            snapshot: snapshot.0,
-            parent: parent.map(|id| id.0),
-            sequence_number,
-            first_row_id: first_row_id.and_then(|id| u64::try_from(id).ok()),
-        };
-        let failed = |error: iceberg::Error| TableError::of_write(&path, error);
-        let empty = || {
-            let scratch = FileIO::new_with_memory();
-            handle.block_on(by_the_crate(&scratch, SCRATCH, &of, &[]))?;
-            handle.block_on(async { scratch.new_input(SCRATCH)?.read().await }).map(|bytes| bytes.to_vec())
-        };
-        let entries = manifests.iter().map(AsRef::as_ref);
-        match templates.encode(&of, entries, empty).map_err(failed)? {
-            Ok(bytes) => {
-                handle
-                    .block_on(async { file_io.new_output(&path)?.write(bytes.into()).await })
-                    .map_err(failed)?;
-            }
-            Err(Unusual) => {
-                handle.block_on(by_the_crate(&file_io, &path, &of, &manifests)).map_err(failed)?
-            }
+    let ListPlan { path, snapshot, parent, sequence_number, first_row_id, manifests } = list;
+    let of = ListOf {
+        version: access.metadata.format_version(),
+        snapshot: snapshot.0,
+        parent: parent.map(|id| id.0),
+        sequence_number,
+        first_row_id: first_row_id.and_then(|id| u64::try_from(id).ok()),
+    };
+    let failed = |error: iceberg::Error| TableError::of_write(&path, error);
+    let empty = || {
+        let scratch = FileIO::new_with_memory();
+        handle.block_on(by_the_crate(&scratch, SCRATCH, &of, &[]))?;
+        handle.block_on(async { scratch.new_input(SCRATCH)?.read().await }).map(|bytes| bytes.to_vec())
+    };
+    let entries = manifests.iter().map(AsRef::as_ref);
+    let file_io = &access.file_io;
+    let encoded = match store.list_templates() {
+        Some(templates) => templates.encode(&of, entries, empty).map_err(failed)?,
+        None => Err(Unusual),
+    };
+    match encoded {
+        Ok(bytes) => {
+            handle.block_on(async { file_io.new_output(&path)?.write(bytes.into()).await }).map_err(failed)?
         }
-        Ok::<_, TableError>(manifests)
-    })
-    .await
-    .map_err(|e| TableError::of_join(&path, e))??;
+        Err(Unusual) => handle.block_on(by_the_crate(file_io, &path, &of, &manifests)).map_err(failed)?,
+    }
     store.keep_list(&path, manifests);
     Ok(())
 }

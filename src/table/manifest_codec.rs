@@ -26,6 +26,7 @@ use super::avro::header_cache::HeaderCache;
 use super::avro::{self, DecodedEntries, RawEntry, Unusual};
 use super::error::TableError;
 use super::guard::guarded;
+use super::manifests::on_blocking_thread;
 use super::partition_form::{FixedForm, Special, StandIns, has_fixed, holds_fixed};
 use super::partition_values::{PartitionInterner, fits};
 
@@ -291,24 +292,27 @@ pub(super) struct ManifestPlan {
     pub fixed: FixedForm,
 }
 
-/// Writes a manifest of format v2 or v3 and gives its list entry, with its sequence numbers assigned, and
-/// the decoded form that reading it would give.
+/// A manifest as its list entry, with its sequence numbers assigned, and the decoded form that reading it would give.
+pub(super) type Written = (ManifestFile, DecodedManifest);
+
+/// Writes manifests of format v2 or v3, one after the other on one thread.
 pub(super) async fn write(
     file_io: FileIO,
-    templates: Arc<Templates>,
-    plan: ManifestPlan,
-) -> Result<(ManifestFile, DecodedManifest), TableError> {
-    let path = plan.path.clone();
+    templates: Option<Arc<Templates>>,
+    plans: Vec<ManifestPlan>,
+) -> Result<Vec<Written>, TableError> {
+    let first = plans.first().map(|plan| plan.path.clone()).unwrap_or_default();
     let handle = Handle::current();
-    tokio::task::spawn_blocking(move || write_blocking(&handle, &file_io, &templates, plan))
-        .await
-        .map_err(|e| TableError::of_join(&path, e))?
+    on_blocking_thread(&first, move || {
+        plans.into_iter().map(|plan| write_blocking(&handle, &file_io, templates.as_deref(), plan)).collect()
+    })
+    .await?
 }
 
 fn write_blocking(
     handle: &Handle,
     file_io: &FileIO,
-    templates: &Templates,
+    templates: Option<&Templates>,
     plan: ManifestPlan,
 ) -> Result<(ManifestFile, DecodedManifest), TableError> {
     let types = plan
@@ -352,15 +356,16 @@ struct Encoder<'a> {
 }
 
 impl Encoder<'_> {
-    /// By our own encoder; `None`: something is unusual, and nothing was written.
+    /// By our own encoder; `None`: it is to be left to the crate, and nothing was written.
     fn write_usual(
         &self,
         handle: &Handle,
         file_io: &FileIO,
-        templates: &Templates,
+        templates: Option<&Templates>,
         (schema, spec): (&SchemaRef, &PartitionSpec),
         entries: &[Entry],
     ) -> Result<Option<ManifestFile>, TableError> {
+        let Some(templates) = templates else { return Ok(None) };
         let kind = HeaderOf {
             version: self.version,
             content: self.content,

@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use super::course::{FileKind, FileNotes};
 use super::error::TableError;
+use super::local;
 use super::manifest_codec::{self, DecodedManifest, Entry, ManifestPlan};
 use super::manifest_merge::{self, MergeSettings, MergeStep, carried_over, file_count};
 use super::manifests::{
@@ -305,12 +306,20 @@ impl ManifestMaker {
         }
         let file_io = &self.access.file_io;
         let templates = self.store.templates();
+        let groups: Vec<Vec<ManifestPlan>> = match (local::path_of(&self.folder), templates) {
+            (Some(_), Some(_)) => local::groups(plans, |plan| plan.entries.len()).collect(),
+            // Each waits for an answer of its own, or takes the crate longer than the way to another thread.
+            (None, _) | (_, None) => plans.into_iter().map(|plan| vec![plan]).collect(),
+        };
         let writes =
-            plans.into_iter().map(|plan| manifest_codec::write(file_io.clone(), Arc::clone(templates), plan));
-        let results: Vec<(ManifestFile, DecodedManifest)> =
-            stream::iter(writes).buffered(PARALLEL_WRITES).try_collect().await?;
-        let mut manifests = Vec::with_capacity(results.len());
-        for (file, decoded) in results {
+            groups.into_iter().map(|group| manifest_codec::write(file_io.clone(), templates.cloned(), group));
+        // All are waited for: a thread goes on writing when nobody waits for it, and who deletes what was written after
+        // a failure must not come before that.
+        let results: Vec<Result<Vec<manifest_codec::Written>, TableError>> =
+            stream::iter(writes).buffered(PARALLEL_WRITES).collect().await;
+        let written = results.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let mut manifests = Vec::new();
+        for (file, decoded) in written.into_iter().flatten() {
             self.store.keep_manifest(&file.manifest_path, decoded);
             manifests.push(Arc::new(file));
         }

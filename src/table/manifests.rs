@@ -47,6 +47,8 @@ use super::row_ids;
 const PARALLEL_LOADS: usize = 8;
 /// Manifests of a snapshot that are decoded at once, in bytes of their files; more of them wait for room.
 const MAX_BYTES_AT_ONCE: i64 = 64 * 1024;
+/// Weight of reading one source, a list and a manifest of a few files, beside others of its group.
+const READ_WEIGHT: usize = 40;
 /// Memory of one entry of a manifest list, in bytes; an estimate that errs upwards.
 const LIST_ENTRY_BYTES: usize = 600;
 /// Memory of one file in a change set, in bytes.
@@ -121,8 +123,8 @@ struct Shared {
     lists_read: AtomicU64,
     manifests_read: AtomicU64,
     headers: HeaderCache,
-    templates: Arc<Templates>,
-    list_templates: Arc<ListTemplates>,
+    /// `None`: all manifests and lists are written by the crate.
+    templates: Option<(Arc<Templates>, Arc<ListTemplates>)>,
     /// By table uuid.
     fixed_forms: Mutex<HashMap<Uuid, FixedForm>>,
 }
@@ -135,6 +137,20 @@ impl ManifestStore {
 
     /// The same with another bound of what is decoded at the same time, in bytes of manifest files.
     pub fn with_room(max_bytes: usize, max_decoding_bytes: u32) -> Self {
+        let templates = Some((Arc::default(), Arc::default()));
+        Self::with_templates(max_bytes, max_decoding_bytes, templates)
+    }
+
+    /// A store whose writers leave every file to the crate, as they do with what is unusual: to compare both.
+    pub fn writing_by_the_crate(max_bytes: usize) -> Self {
+        Self::with_templates(max_bytes, MAX_DECODING_BYTES, None)
+    }
+
+    fn with_templates(
+        max_bytes: usize,
+        max_decoding_bytes: u32,
+        templates: Option<(Arc<Templates>, Arc<ListTemplates>)>,
+    ) -> Self {
         Self {
             shared: Arc::new(Shared {
                 cache: BoundedCache::new(max_bytes),
@@ -142,21 +158,20 @@ impl ManifestStore {
                 lists_read: AtomicU64::new(0),
                 manifests_read: AtomicU64::new(0),
                 headers: HeaderCache::default(),
-                templates: Arc::default(),
-                list_templates: Arc::default(),
+                templates,
                 fixed_forms: Mutex::default(),
             }),
         }
     }
 
-    /// Headers of the manifests that are written.
-    pub(super) fn templates(&self) -> &Arc<Templates> {
-        &self.shared.templates
+    /// Headers of the manifests that are written here; `None`: the crate writes them.
+    pub(super) fn templates(&self) -> Option<&Arc<Templates>> {
+        self.shared.templates.as_ref().map(|(manifests, _)| manifests)
     }
 
     /// The same of lists.
-    pub(super) fn list_templates(&self) -> &Arc<ListTemplates> {
-        &self.shared.list_templates
+    pub(super) fn list_templates(&self) -> Option<&Arc<ListTemplates>> {
+        self.shared.templates.as_ref().map(|(_, lists)| lists)
     }
 
     /// The most that was decoded and held at the same time, in bytes of manifest files; what the cache keeps does
@@ -184,27 +199,58 @@ impl ManifestStore {
         table: &LoadedTable,
         snapshot: &SnapshotFact,
     ) -> Result<Arc<ChangeSet>, TableError> {
-        if let Some(known) = self.shared.cache.get::<ChangeSet>(Kind::ChangeSet, &snapshot.manifest_list)
-            && known.snapshot == snapshot.id
-        {
+        if let Some(known) = self.known_changes(snapshot) {
             return Ok(known);
         }
         let access = TableAccess::of(table);
-        let (own, few) = self.written_at_once(&access, snapshot).await?;
-        let mut change = no_change(snapshot, &table.facts.name);
-        match few {
-            Some(manifests) => manifests.iter().for_each(|manifest| add_changes(&mut change, manifest)),
-            None => {
-                let mut decoded = pin!(self.in_turn(&access, &own));
-                while let Some(held) = decoded.try_next().await? {
-                    change = aside(held, move |_, manifest| {
-                        add_changes(&mut change, manifest);
-                        Ok(change)
-                    })
-                    .await?;
-                }
+        if local::path_of(&snapshot.manifest_list).is_some() {
+            let (store, access, asked) = (self.clone(), access.clone(), snapshot.clone());
+            let name = table.facts.name.clone();
+            let now = move || store.changes_now(&access, &name, &asked);
+            if let Some(change) = on_blocking_thread(&snapshot.manifest_list, now).await?? {
+                return Ok(change);
             }
         }
+        let own = self.written_by(&access, snapshot).await?;
+        let mut change = no_change(snapshot, &table.facts.name);
+        let mut decoded = pin!(self.in_turn(&access, &own));
+        while let Some(held) = decoded.try_next().await? {
+            change = aside(held, move |_, manifest| {
+                add_changes(&mut change, manifest);
+                Ok(change)
+            })
+            .await?;
+        }
+        Ok(self.keep_changes(snapshot, change))
+    }
+
+    /// Reads what these snapshots did into the cache. An error is met again, and told, by who asks for it.
+    pub async fn read_ahead(&self, table: &LoadedTable, snapshots: impl IntoIterator<Item = &SnapshotFact>) {
+        let unread = snapshots.into_iter().filter(|snapshot| self.known_changes(snapshot).is_none());
+        let (here, mut rest): (Vec<_>, Vec<_>) =
+            unread.cloned().partition(|snapshot| local::path_of(&snapshot.manifest_list).is_some());
+        let reads = local::groups(here, |_| READ_WEIGHT).map(|group| {
+            let (store, access, name) = (self.clone(), TableAccess::of(table), table.facts.name.clone());
+            on_blocking_thread("sources", move || -> Vec<SnapshotFact> {
+                let read_now = |snapshot: &SnapshotFact| store.changes_now(&access, &name, snapshot);
+                group.into_iter().filter(|snapshot| matches!(read_now(snapshot), Ok(None))).collect()
+            })
+        });
+        let left: Vec<_> = stream::iter(reads).buffer_unordered(PARALLEL_LOADS).collect().await;
+        rest.extend(left.into_iter().flatten().flatten());
+        stream::iter(&rest)
+            .map(|snapshot| self.changes(table, snapshot))
+            .buffer_unordered(PARALLEL_LOADS)
+            .for_each(|_| std::future::ready(()))
+            .await;
+    }
+
+    fn known_changes(&self, snapshot: &SnapshotFact) -> Option<Arc<ChangeSet>> {
+        let known = self.shared.cache.get::<ChangeSet>(Kind::ChangeSet, &snapshot.manifest_list)?;
+        (known.snapshot == snapshot.id).then_some(known)
+    }
+
+    fn keep_changes(&self, snapshot: &SnapshotFact, change: ChangeSet) -> Arc<ChangeSet> {
         let change = Arc::new(change);
         let files = change.added.len()
             + change.removed.len()
@@ -212,7 +258,28 @@ impl ManifestStore {
             + change.removed_deletes.len();
         let bytes = (files + 1) * CHANGE_BYTES;
         self.shared.cache.put(Kind::ChangeSet, &snapshot.manifest_list, change.clone(), bytes);
-        Ok(change)
+        change
+    }
+
+    /// As [`Self::changes`], of a table on this machine, where the snapshot's manifests are few and small, as those
+    /// of most sources are; `None` where they are not. Blocks.
+    fn changes_now(
+        &self,
+        access: &TableAccess,
+        table: &TableName,
+        snapshot: &SnapshotFact,
+    ) -> Result<Option<Arc<ChangeSet>>, TableError> {
+        let list = self.list_now(access, &snapshot.manifest_list)?;
+        let own: ManifestFiles =
+            list.iter().filter(|m| m.added_snapshot_id == snapshot.id.0).cloned().collect();
+        if own.iter().map(|m| m.manifest_length).sum::<i64>() > MAX_BYTES_AT_ONCE {
+            return Ok(None);
+        }
+        let mut change = no_change(snapshot, table);
+        for manifest in &own {
+            add_changes(&mut change, self.manifest_now(access, manifest)?.as_ref());
+        }
+        Ok(Some(self.keep_changes(snapshot, change)))
     }
 
     /// The data files that `snapshot` added, in the order of its manifests.
@@ -324,30 +391,6 @@ impl ManifestStore {
     ) -> Result<ManifestFiles, TableError> {
         let list = self.list(access, &snapshot.manifest_list).await?;
         Ok(list.iter().filter(|m| m.added_snapshot_id == snapshot.id.0).cloned().collect())
-    }
-
-    /// As [`Self::written_by`], and the manifests themselves where they are few and on this machine: read on one
-    /// thread, all at once, for that is what most sources are.
-    async fn written_at_once(
-        &self,
-        access: &TableAccess,
-        snapshot: &SnapshotFact,
-    ) -> Result<(ManifestFiles, Option<Vec<Arc<DecodedManifest>>>), TableError> {
-        if local::path_of(&snapshot.manifest_list).is_none() {
-            return Ok((self.written_by(access, snapshot).await?, None));
-        }
-        let (store, access, id) = (self.clone(), access.clone(), snapshot.id);
-        let list = snapshot.manifest_list.clone();
-        on_blocking_thread(&snapshot.manifest_list, move || {
-            let list = store.list_now(&access, &list)?;
-            let own: ManifestFiles = list.iter().filter(|m| m.added_snapshot_id == id.0).cloned().collect();
-            if own.iter().map(|m| m.manifest_length).sum::<i64>() > MAX_BYTES_AT_ONCE {
-                return Ok((own, None));
-            }
-            let manifests = own.iter().map(|m| store.manifest_now(&access, m)).collect::<Result<_, _>>()?;
-            Ok((own, Some(manifests)))
-        })
-        .await?
     }
 
     /// Partition specs under which a snapshot has live files. Reads its manifest list only.

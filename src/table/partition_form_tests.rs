@@ -139,7 +139,9 @@ async fn two_fields_of_one_named_type_are_told_apart() {
             entries: entries.clone(),
             fixed: form,
         };
-        let (listed, _) = manifest_codec::write(file_io.clone(), Arc::default(), plan).await.unwrap();
+        let templates = Some(Arc::default());
+        let (listed, _) =
+            manifest_codec::write(file_io.clone(), templates, vec![plan]).await.unwrap().remove(0);
         let bytes = file_io.new_input("memory:///m0.avro").unwrap().read().await.unwrap();
         let read = manifest_codec::decode(&listed, &bytes, &spec, &HeaderCache::default()).unwrap();
         let tuples =

@@ -18,7 +18,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use futures::stream::{self, StreamExt, TryStreamExt};
 use iceberg::spec::{FormatVersion, ManifestContentType, ManifestStatus};
 use mergeberg_kernel::change::{DeleteKey, FileFact};
 use mergeberg_kernel::commit::{NewSnapshot, RowRange};
@@ -39,8 +38,6 @@ use super::row_ids;
 pub use super::snapshot_change::{AddedFile, FileAge, SnapshotChange, new_snapshot_id};
 use super::snapshot_summary;
 
-/// Manifest lists written at the same time.
-const PARALLEL_WRITES: usize = 8;
 /// A new manifest holds at most this many files; more go into further ones, encoded in parallel.
 const MAX_FILES_PER_MANIFEST: usize = 5_000;
 /// Number of the attempt in the names of manifest lists: a writer makes each snapshot once.
@@ -229,8 +226,7 @@ impl SnapshotWriter {
         }
         self.snapshots.extend(lists.iter().map(|list| list.snapshot));
         let (store, access) = (&self.maker.store, &self.maker.access);
-        let writes = lists.into_iter().map(|list| list_writer::write(store, access, list));
-        stream::iter(writes).buffered(PARALLEL_WRITES).try_collect::<Vec<()>>().await?;
+        list_writer::write(store, access, lists).await?;
         Ok(snapshots)
     }
 

@@ -4,7 +4,6 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use futures::stream::{self, StreamExt};
 use mergeberg_kernel::admission::external::ExternalStanding;
 use mergeberg_kernel::admission::set::PartFacts;
 use mergeberg_kernel::admission::{
@@ -35,9 +34,6 @@ use crate::ledger::RequestRow;
 use crate::replay::scope::filter_of;
 use crate::table::loaded::LoadedTable;
 use crate::table::manifests::{FileScope, LiveFile};
-
-/// Sources read at the same time.
-const PARALLEL_SOURCES: usize = 8;
 
 /// Snapshots of sources read ahead in one tick, at most; further ones are read when they are looked at.
 const MAX_READ_AHEAD: usize = 1_000;
@@ -251,17 +247,8 @@ impl Worker {
     /// Reads the manifests of every source at once into the cache: one by one, the worker would wait for
     /// storage most of the time. An error is met again, and told, where the request is looked at.
     pub(super) async fn read_ahead(&self, table: &LoadedTable, sources: &[Vec<SnapshotId>]) {
-        let wanted: Vec<&SnapshotFact> = sources
-            .iter()
-            .flatten()
-            .filter_map(|id| table.facts.snapshots.get(*id))
-            .take(MAX_READ_AHEAD)
-            .collect();
-        stream::iter(wanted)
-            .map(|snapshot| self.store.changes(table, snapshot))
-            .buffer_unordered(PARALLEL_SOURCES)
-            .for_each(|_| std::future::ready(()))
-            .await;
+        let wanted = sources.iter().flatten().filter_map(|id| table.facts.snapshots.get(*id));
+        self.store.read_ahead(table, wanted.take(MAX_READ_AHEAD)).await;
     }
 
     /// Receipts for any snapshot of these sources: what was pinned, and as what it landed.
