@@ -9,8 +9,8 @@
 //! says. One reader is one scan: it reads each delete file once, for all files and streams.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use datafusion::arrow::array::{Int64Array, RecordBatch};
 use datafusion::arrow::datatypes::{DataType, Field, Schema as ArrowSchema, SchemaRef as ArrowSchemaRef};
@@ -19,7 +19,7 @@ use datafusion::scalar::ScalarValue;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use iceberg::Runtime;
-use iceberg::arrow::{ArrowReaderBuilder, ScanMetrics, schema_to_arrow_schema};
+use iceberg::arrow::{ArrowReader, ArrowReaderBuilder, ScanMetrics, schema_to_arrow_schema};
 use iceberg::io::FileIO;
 use iceberg::metadata_columns::RESERVED_FIELD_ID_FILE;
 use iceberg::scan::FileScanTask;
@@ -66,6 +66,32 @@ pub struct RowReader {
     /// Knows the columns that were dropped.
     metadata: TableMetadataRef,
     deletes: Arc<DeleteStore>,
+    flat: FlatReader,
+}
+
+/// The crate's reader of flat columns, made once a scan: to make it asks the machine for its cores, which takes longer
+/// than to read a small file.
+#[derive(Clone, Default)]
+struct FlatReader(Arc<OnceLock<ArrowReader>>);
+
+impl std::fmt::Debug for FlatReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FlatReader")
+    }
+}
+
+impl FlatReader {
+    /// Must be called within the Tokio runtime that the scan is polled in.
+    fn get(&self, file_io: &FileIO) -> Result<ArrowReader, iceberg::Error> {
+        if let Some(reader) = self.0.get() {
+            return Ok(reader.clone());
+        }
+        let reader = ArrowReaderBuilder::new(file_io.clone(), Runtime::try_current()?)
+            .with_data_file_concurrency_limit(1)
+            .with_batch_size(BATCH_ROWS)
+            .build();
+        Ok(self.0.get_or_init(|| reader).clone())
+    }
 }
 
 impl RowReader {
@@ -105,6 +131,7 @@ impl RowReader {
                 .collect(),
             metadata: Arc::clone(&table.metadata),
             deletes: Arc::new(DeleteStore::new(table.file_io.clone())),
+            flat: FlatReader::default(),
         })
     }
 
@@ -235,6 +262,7 @@ impl RowReader {
         Ok(ReadPlan {
             path,
             file_io: self.file_io.clone(),
+            flat_reader: self.flat.clone(),
             bytes: file.file.file_size_in_bytes(),
             format,
             task,
@@ -328,6 +356,7 @@ impl Drop for FileMeter {
 struct ReadPlan {
     path: Arc<str>,
     file_io: FileIO,
+    flat_reader: FlatReader,
     /// Size of the file.
     bytes: u64,
     format: DataFileFormat,
@@ -348,18 +377,13 @@ struct ReadPlan {
 
 impl ReadPlan {
     fn open(self, filter: Option<RowFilter>) -> Result<BatchStream, TableError> {
-        let Self { path, file_io, bytes, format, task, own, name_mapping, .. } = self;
+        let Self { path, file_io, flat_reader, bytes, format, task, own, name_mapping, .. } = self;
         let failed = |e: &iceberg::Error| TableError::io(&path, e);
         let mut metrics = None;
         let mut flat = None;
         if let Some(task) = task {
-            let runtime = Runtime::try_current().map_err(|e| failed(&e))?;
-            let scan = ArrowReaderBuilder::new(file_io.clone(), runtime)
-                .with_data_file_concurrency_limit(1)
-                .with_batch_size(BATCH_ROWS)
-                .build()
-                .read(futures::stream::iter([Ok(task)]).boxed())
-                .map_err(|e| failed(&e))?;
+            let reader = flat_reader.get(&file_io).map_err(|e| failed(&e))?;
+            let scan = reader.read(futures::stream::iter([Ok(task)]).boxed()).map_err(|e| failed(&e))?;
             metrics = Some(scan.metrics().clone());
             flat = Some(scan.stream());
         }
