@@ -61,25 +61,30 @@ impl Ledger {
         if let Some(epoch) = epoch {
             fence(&mut tx, epoch).await?;
         }
-        let mut steps = Vec::with_capacity(changes.len());
-        for Change { request, event, train, classification, detail } in changes {
-            if matches!(event, RequestEvent::WriteIntent | RequestEvent::LoseAnswer | RequestEvent::Land) {
-                return Err(LedgerError::NeedsIntent { request: *request });
-            }
-            steps.push(Step {
-                request: *request,
-                event: *event,
-                train: train.as_ref(),
-                classification: classification.as_deref(),
-                detail: detail.as_ref(),
-                landed: None,
-                by_intent: false,
-            });
-        }
-        let rows = take(&mut tx, &steps, now_ms).await?;
+        let rows = take(&mut tx, &steps_of(changes)?, now_ms).await?;
         tx.commit().await?;
         Ok(rows)
     }
+}
+
+/// The changes as steps. What goes through an intent has no other door.
+pub(super) fn steps_of(changes: &[Change]) -> Result<Vec<Step<'_>>, LedgerError> {
+    let mut steps = Vec::with_capacity(changes.len());
+    for Change { request, event, train, classification, detail } in changes {
+        if matches!(event, RequestEvent::WriteIntent | RequestEvent::LoseAnswer | RequestEvent::Land) {
+            return Err(LedgerError::NeedsIntent { request: *request });
+        }
+        steps.push(Step {
+            request: *request,
+            event: *event,
+            train: train.as_ref(),
+            classification: classification.as_deref(),
+            detail: detail.as_ref(),
+            landed: None,
+            by_intent: false,
+        });
+    }
+    Ok(steps)
 }
 
 /// May this event end a request?

@@ -1,6 +1,6 @@
 //! Evidence, keyed by the candidate's snapshot id, and the guard that the landing intent asks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use mergeberg_kernel::evidence::{CheckResult, Evidence};
 use mergeberg_kernel::ids::{Digest, RequestId, SnapshotId, TrainId};
@@ -76,24 +76,7 @@ impl Ledger {
         now_ms: i64,
     ) -> Result<(), LedgerError> {
         let mut tx = self.begin_progress().await?;
-        // This transaction holds the write lock, so nobody else takes the ids after the last one.
-        let last: i64 = query("SELECT COALESCE(MAX(id), 0) FROM evidence").scalar(&mut tx).await?;
-        let first = last + 1;
-        let numbered: Vec<(i64, &Evidence)> = (first..).zip(evidence.iter().map(|(_, e)| e)).collect();
-        for batch in numbered.chunks(BATCH_ROWS) {
-            insert(&mut tx, train, batch, now_ms).await?;
-        }
-        let mut links: Vec<(i64, i64, RequestId)> = Vec::new();
-        for (id, (requests, _)) in (first..).zip(evidence) {
-            links.extend((0..).zip(requests).map(|(position, request)| (id, position, *request)));
-        }
-        for batch in links.chunks(BATCH_ROWS) {
-            let mut query = QueryBuilder::new("INSERT INTO evidence_request (evidence, position, request) ");
-            query.push_values(batch, |mut values, (id, position, request)| {
-                values.push_bind(*id).push_bind(*position).push_bind(request.0);
-            });
-            query.build().execute(&mut tx).await?;
-        }
+        append_evidence(&mut tx, train, evidence, now_ms).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -153,6 +136,34 @@ fn with_requests(rows: &[Row], links: &[Row]) -> Result<Vec<EvidenceRow>, Ledger
         evidence.push(EvidenceRow::decode(row, requests.remove(&id).unwrap_or_default())?);
     }
     Ok(evidence)
+}
+
+/// Appends evidence inside the caller's transaction.
+pub(super) async fn append_evidence(
+    conn: &mut Transaction,
+    train: &TrainId,
+    evidence: &[(Vec<RequestId>, Evidence)],
+    now_ms: i64,
+) -> Result<(), LedgerError> {
+    // This transaction holds the write lock, so nobody else takes the ids after the last one.
+    let last: i64 = query("SELECT COALESCE(MAX(id), 0) FROM evidence").scalar(&mut *conn).await?;
+    let first = last + 1;
+    let numbered: Vec<(i64, &Evidence)> = (first..).zip(evidence.iter().map(|(_, e)| e)).collect();
+    for batch in numbered.chunks(BATCH_ROWS) {
+        insert(&mut *conn, train, batch, now_ms).await?;
+    }
+    let mut links: Vec<(i64, i64, RequestId)> = Vec::new();
+    for (id, (requests, _)) in (first..).zip(evidence) {
+        links.extend((0..).zip(requests).map(|(position, request)| (id, position, *request)));
+    }
+    for batch in links.chunks(BATCH_ROWS) {
+        let mut query = QueryBuilder::new("INSERT INTO evidence_request (evidence, position, request) ");
+        query.push_values(batch, |mut values, (id, position, request)| {
+            values.push_bind(*id).push_bind(*position).push_bind(request.0);
+        });
+        query.build().execute(&mut *conn).await?;
+    }
+    Ok(())
 }
 
 async fn insert(
@@ -218,6 +229,19 @@ async fn insert(
     );
     query.build().execute(conn).await?;
     Ok(())
+}
+
+/// Those of `required` that do not pass by evidence which is the latest, because it was just appended.
+pub(super) fn not_among(
+    required: &[(SnapshotId, String)],
+    appended: &[(Vec<RequestId>, Evidence)],
+) -> Vec<(SnapshotId, String)> {
+    let latest: HashMap<(SnapshotId, &str), &CheckResult> =
+        appended.iter().map(|(_, e)| ((e.candidate, e.check.as_str()), &e.result)).collect();
+    let passes = |(candidate, check): &&(SnapshotId, String)| {
+        latest.get(&(*candidate, check.as_str())).is_some_and(|result| **result == CheckResult::Passed)
+    };
+    required.iter().filter(|key| !passes(key)).cloned().collect()
 }
 
 /// The first required (candidate, check) whose latest evidence is not a pass (promise 2). The latest counts:

@@ -6,15 +6,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mergeberg_kernel::evidence::Evidence;
 use mergeberg_kernel::ids::{Epoch, IntentId, RefName, RequestId, SnapshotId, TableName, TableUuid, TrainId};
 use mergeberg_kernel::state::{RequestEvent, RequestState};
 use serde::{Deserialize, Serialize};
 
 use super::Ledger;
-use super::apply::{Step, take};
+use super::apply::{Change, Step, steps_of, take};
 use super::decode::{Fields, to_json};
 use super::error::LedgerError;
-use super::evidence::first_missing;
+use super::evidence::{append_evidence, first_missing, not_among};
 use super::heads;
 use super::leader::fence;
 use super::rows::RequestRow;
@@ -130,6 +131,15 @@ impl LandingRow {
     }
 }
 
+/// What a worker knows of a train that is staged in the catalog and has passed its checks.
+#[derive(Clone, Copy, Debug)]
+pub struct Found<'a> {
+    /// That its requests were staged and checked.
+    pub changes: &'a [Change],
+    /// Each with the requests that it speaks for.
+    pub evidence: &'a [(Vec<RequestId>, Evidence)],
+}
+
 impl Ledger {
     /// Writes the intent and moves its requests to `landing`.
     ///
@@ -145,7 +155,25 @@ impl Ledger {
         alone(intent)?;
         let mut tx = self.begin().await?;
         fence(&mut tx, epoch).await?;
-        let rows = write(&mut tx, epoch, intent, now_ms).await?;
+        let rows = write(&mut tx, epoch, intent, None, now_ms).await?;
+        tx.commit().await?;
+        Ok(rows)
+    }
+
+    /// As [`Self::write_intent`], with what was found of the train right before and is not in the ledger yet: all of
+    /// it, or nothing.
+    pub async fn write_found_intent(
+        &self,
+        epoch: Epoch,
+        found: &Found<'_>,
+        intent: &Intent,
+        now_ms: i64,
+    ) -> Result<Vec<RequestRow>, LedgerError> {
+        alone(intent)?;
+        let mut tx = self.begin().await?;
+        fence(&mut tx, epoch).await?;
+        append_evidence(&mut tx, &intent.train, found.evidence, now_ms).await?;
+        let rows = write(&mut tx, epoch, intent, Some(found), now_ms).await?;
         tx.commit().await?;
         Ok(rows)
     }
@@ -278,6 +306,7 @@ pub(super) async fn write(
     conn: &mut Transaction,
     epoch: Epoch,
     intent: &Intent,
+    found: Option<&Found<'_>>,
     now_ms: i64,
 ) -> Result<Vec<RequestRow>, LedgerError> {
     let malformed =
@@ -292,8 +321,14 @@ pub(super) async fn write(
     if !as_planned {
         return Err(malformed("it does not agree with its train"));
     }
-    if train.status != TrainStatus::Staged {
-        return Err(malformed("its train is not known to be staged (rule L2)"));
+    match (train.status, found) {
+        (TrainStatus::Staged, _) => {}
+        (TrainStatus::Staging, Some(_)) => {
+            write_status(&mut *conn, &intent.train, TrainStatus::Staged).await?;
+        }
+        (TrainStatus::Staging | TrainStatus::Landed | TrainStatus::Dropped, _) => {
+            return Err(malformed("its train is not known to be staged (rule L2)"));
+        }
     }
     let open =
         query("SELECT id FROM landing WHERE table_uuid = $1 AND target = $2 AND settled_at_ms IS NULL")
@@ -307,14 +342,20 @@ pub(super) async fn write(
             target: intent.target.clone(),
         });
     }
-    if let Some((candidate, check)) = first_missing(&mut *conn, &intent.required).await? {
+    let unproven: Vec<(SnapshotId, String)> = match found {
+        Some(found) => not_among(&intent.required, found.evidence),
+        None => intent.required.clone(),
+    };
+    if let Some((candidate, check)) = first_missing(&mut *conn, &unproven).await? {
         return Err(LedgerError::EvidenceMissing { candidate, check });
     }
-    let steps: Vec<Step<'_>> = intent
-        .cars
-        .iter()
-        .map(|car| Step { by_intent: true, ..Step::new(car.request, RequestEvent::WriteIntent) })
-        .collect();
+    let mut steps = steps_of(found.map_or(&[], |found| found.changes))?;
+    steps.extend(
+        intent
+            .cars
+            .iter()
+            .map(|car| Step { by_intent: true, ..Step::new(car.request, RequestEvent::WriteIntent) }),
+    );
     let rows = take(&mut *conn, &steps, now_ms).await?;
     for row in &rows {
         if row.train.as_ref() != Some(&intent.train)

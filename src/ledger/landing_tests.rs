@@ -13,6 +13,7 @@ on_each_database! {
     a_receipt_speaks_for_exactly_the_cars,
     a_malformed_intent_is_not_written,
     rule_l2_an_intent_follows_known_staging,
+    what_was_found_is_written_with_the_intent_or_not_at_all,
 }
 
 struct Story {
@@ -224,4 +225,58 @@ async fn rule_l2_an_intent_follows_known_staging(home: &Home) {
     let unknown = Intent { train: TrainId::new("t3"), ..intent };
     let error = ledger.write_intent(epoch, &unknown, 20).await.unwrap_err();
     assert!(matches!(error, LedgerError::NoSuchTrain(_)), "{error}");
+}
+
+async fn what_was_found_is_written_with_the_intent_or_not_at_all(home: &Home) {
+    let ledger = home.ledger().await;
+    let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
+    let a = enqueue(&ledger, "ingest/a", 1).await;
+    let train = super::super::testing::train("t1", &[11]);
+    let ride = |event| Change { train: Some(train.train.clone()), ..Change::new(a, event) };
+    ledger.record_admitted(epoch, &train, &[ride(RequestEvent::Admit)]).await.unwrap();
+    let intent = Intent {
+        id: IntentId("intent-t1".to_owned()),
+        train: train.train.clone(),
+        table: "nyc.flights".parse().unwrap(),
+        table_uuid: train.table_uuid.clone(),
+        target: train.target.clone(),
+        planned_head: train.planned_head,
+        tail: train.tail,
+        candidates: train.candidates.clone(),
+        temp_ref: train.temp_ref.clone(),
+        cars: vec![IntentCar { request: a, candidates: vec![SnapshotId(11)], drop_source: None }],
+        required: vec![(SnapshotId(11), "lineage".to_owned()), (SnapshotId(11), "rows".to_owned())],
+        set: None,
+    };
+    let changes = [ride(RequestEvent::Stage), ride(RequestEvent::Check)];
+    let write = async |evidence: &[(Vec<RequestId>, Evidence)]| {
+        ledger.write_found_intent(epoch, &Found { changes: &changes, evidence }, &intent, 20).await
+    };
+    let passed = |check: &str| (vec![a], evidence(11, check));
+    let failed =
+        Evidence { result: CheckResult::Failed { code: ReasonCode::RowCount }, ..evidence(11, "rows") };
+
+    for found in [
+        vec![passed("lineage")],
+        vec![passed("lineage"), (vec![a], evidence(12, "rows"))],
+        vec![passed("lineage"), passed("rows"), (vec![a], failed)],
+    ] {
+        let error = write(&found).await.unwrap_err();
+        assert!(matches!(&error, LedgerError::EvidenceMissing { check, .. } if check == "rows"), "{error}");
+        assert_eq!(states(&ledger, &[a]).await, [RequestState::Planning]);
+        assert_eq!(ledger.evidence_of_request(a).await.unwrap(), []);
+        assert_eq!(ledger.train(&train.train).await.unwrap().status, TrainStatus::Staging);
+    }
+
+    // What is in the ledger already counts as well.
+    ledger.record_evidence(&train.train, &[passed("rows")], 5).await.unwrap();
+    write(&[passed("lineage")]).await.unwrap();
+    assert_eq!(states(&ledger, &[a]).await, [RequestState::Landing]);
+    assert_eq!(ledger.train(&train.train).await.unwrap().status, TrainStatus::Staged);
+    let checks: Vec<String> =
+        ledger.evidence_of_request(a).await.unwrap().into_iter().map(|row| row.evidence.check).collect();
+    assert_eq!(checks, ["rows", "lineage"]);
+    let steps: Vec<&str> =
+        ledger.attempts(a).await.unwrap().iter().map(|attempt| attempt.state.word()).collect();
+    assert_eq!(steps, ["queued", "planning", "staged", "checking", "landing"]);
 }

@@ -70,7 +70,7 @@ pub use evidence::EvidenceRow;
 pub use external::{ExternalEnd, ExternalOutcome, ExternalRunRow};
 pub use heads::{Adoption, ForeignKind, ForeignRow, TargetHead};
 pub use input_pins::InputPin;
-pub use landing::{Intent, IntentCar, LandingRow, LandingState};
+pub use landing::{Found, Intent, IntentCar, LandingRow, LandingState};
 pub use leader::LeaderRow;
 pub use open::{MIGRATE_COMMAND, MigrationReport};
 pub use operations::{OperationRow, Recorded};

@@ -12,7 +12,7 @@ use super::decode::Fields;
 use super::error::LedgerError;
 use super::landing::IntentCar;
 use super::rows::RequestRow;
-use crate::database::query;
+use crate::database::{Sql, query};
 
 /// Which request is taken back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -62,12 +62,17 @@ impl Ledger {
         target: &RefName,
         stands: impl Fn(SnapshotId) -> bool,
     ) -> Result<Vec<TakenBack>, LedgerError> {
-        let rows = query(
+        // Reverts are few, and everything that ever landed is much: SQLite must not go by the index of the latter.
+        let rows = query(Sql::of_each(
+            "SELECT m.id, m.reverts, m.landed_snapshot, n.pinned
+             FROM merge_request m INDEXED BY merge_request_reverts JOIN merge_request n ON n.id = m.reverts
+             WHERE m.reverts IS NOT NULL AND m.state = 'landed' AND m.table_uuid = $1 AND m.target = $2
+             ORDER BY m.id",
             "SELECT m.id, m.reverts, m.landed_snapshot, n.pinned
              FROM merge_request m JOIN merge_request n ON n.id = m.reverts
              WHERE m.reverts IS NOT NULL AND m.state = 'landed' AND m.table_uuid = $1 AND m.target = $2
              ORDER BY m.id",
-        )
+        ))
         .bind(table_uuid.as_str())
         .bind(target.as_str())
         .fetch_all(&self.readers)

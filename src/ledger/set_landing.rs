@@ -45,7 +45,7 @@ impl Ledger {
         let tails: BTreeMap<&TableName, SnapshotId> =
             intents.iter().map(|intent| (&intent.table, intent.tail)).collect();
         for intent in intents {
-            write(&mut tx, epoch, intent, now_ms).await?;
+            write(&mut tx, epoch, intent, None, now_ms).await?;
             for (candidate, check) in &intent.required {
                 let inputs = inputs_of(&mut tx, *candidate, check).await?;
                 if inputs.iter().any(|i| tails.get(&i.table).is_some_and(|tail| *tail != i.snapshot)) {

@@ -5,7 +5,7 @@ use mergeberg_kernel::ids::{Epoch, RefName, RequestId, SnapshotId, TableUuid, Tr
 use serde::Serialize;
 
 use super::Ledger;
-use super::apply::BATCH_ROWS;
+use super::apply::{BATCH_ROWS, Change, steps_of, take};
 use super::decode::{Fields, to_json, words};
 use super::error::{LedgerError, is_unique_violation};
 use super::leader::fence;
@@ -74,48 +74,46 @@ impl Ledger {
         row: &TrainRow,
         requests: &[RequestId],
     ) -> Result<(), LedgerError> {
-        let TrainRow {
-            train,
-            table_uuid,
-            target,
-            temp_ref,
-            planned_head,
-            tail,
-            candidates,
-            written,
-            status,
-            at_ms,
-        } = row;
         let mut tx = self.begin().await?;
         fence(&mut tx, epoch).await?;
-        let cancelled = cancelled_of(&mut tx, requests).await?;
-        if !cancelled.is_empty() {
-            return Err(LedgerError::CarsCancelled { train: train.clone(), requests: cancelled });
-        }
-        let inserted = query(
-            "INSERT INTO train (train, table_uuid, target, temp_ref, planned_head, tail, candidates,
-                 written, status, at_ms)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-        )
-        .bind(train.as_str())
-        .bind(table_uuid.as_str())
-        .bind(target.as_str())
-        .bind(temp_ref.as_str())
-        .bind(planned_head.map(|id| id.0))
-        .bind(tail.0)
-        .bind(to_json(candidates)?)
-        .bind(written.as_ref().map(to_json).transpose()?)
-        .bind(status.word())
-        .bind(*at_ms)
-        .execute(&mut tx)
-        .await;
-        match inserted {
-            Err(error) if is_unique_violation(&error) => {
-                return Err(LedgerError::TrainExists(train.clone()));
-            }
-            outcome => outcome?,
-        };
-        forget_files(&mut tx, train).await?;
+        record(&mut tx, row, requests).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Admits the requests of a train that is to be written: all of them, or none.
+    ///
+    /// # Errors
+    /// [`LedgerError::CarsCancelled`] when one of them was taken back since it was planned.
+    pub async fn admit(
+        &self,
+        epoch: Epoch,
+        train: &TrainId,
+        admissions: &[Change],
+        now_ms: i64,
+    ) -> Result<(), LedgerError> {
+        let requests: Vec<RequestId> = admissions.iter().map(|change| change.request).collect();
+        let mut tx = self.begin_progress().await?;
+        fence(&mut tx, epoch).await?;
+        refuse_cancelled(&mut tx, train, &requests).await?;
+        take(&mut tx, &steps_of(admissions)?, now_ms).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// As [`Self::record_train`], for a train whose files were there before its requests were admitted: both are
+    /// written at once, or neither.
+    pub async fn record_admitted(
+        &self,
+        epoch: Epoch,
+        row: &TrainRow,
+        admissions: &[Change],
+    ) -> Result<(), LedgerError> {
+        let requests: Vec<RequestId> = admissions.iter().map(|change| change.request).collect();
+        let mut tx = self.begin().await?;
+        fence(&mut tx, epoch).await?;
+        record(&mut tx, row, &requests).await?;
+        take(&mut tx, &steps_of(admissions)?, row.at_ms).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -192,6 +190,58 @@ impl Ledger {
     }
 }
 
+async fn record(conn: &mut Transaction, row: &TrainRow, requests: &[RequestId]) -> Result<(), LedgerError> {
+    let TrainRow {
+        train,
+        table_uuid,
+        target,
+        temp_ref,
+        planned_head,
+        tail,
+        candidates,
+        written,
+        status,
+        at_ms,
+    } = row;
+    refuse_cancelled(&mut *conn, train, requests).await?;
+    let inserted = query(
+        "INSERT INTO train (train, table_uuid, target, temp_ref, planned_head, tail, candidates,
+             written, status, at_ms)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+    )
+    .bind(train.as_str())
+    .bind(table_uuid.as_str())
+    .bind(target.as_str())
+    .bind(temp_ref.as_str())
+    .bind(planned_head.map(|id| id.0))
+    .bind(tail.0)
+    .bind(to_json(candidates)?)
+    .bind(written.as_ref().map(to_json).transpose()?)
+    .bind(status.word())
+    .bind(*at_ms)
+    .execute(&mut *conn)
+    .await;
+    match inserted {
+        Err(error) if is_unique_violation(&error) => Err(LedgerError::TrainExists(train.clone())),
+        outcome => {
+            outcome?;
+            forget_files(conn, train).await
+        }
+    }
+}
+
+async fn refuse_cancelled(
+    conn: &mut Transaction,
+    train: &TrainId,
+    requests: &[RequestId],
+) -> Result<(), LedgerError> {
+    let cancelled = cancelled_of(conn, requests).await?;
+    if cancelled.is_empty() {
+        return Ok(());
+    }
+    Err(LedgerError::CarsCancelled { train: train.clone(), requests: cancelled })
+}
+
 async fn cancelled_of(conn: &mut Transaction, requests: &[RequestId]) -> Result<Vec<RequestId>, LedgerError> {
     let mut cancelled = Vec::new();
     for batch in requests.chunks(BATCH_ROWS) {
@@ -232,12 +282,58 @@ pub(super) async fn write_status(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Home, on_each_database, train};
+    use mergeberg_kernel::ids::Principal;
+    use mergeberg_kernel::state::{RequestEvent, RequestState};
+
+    use super::super::testing::{Home, enqueue, on_each_database, train};
     use super::*;
 
     on_each_database! {
         a_train_is_unfinished_until_its_branch_is_gone,
         rule_r7_a_temporary_name_is_used_once,
+        a_train_written_ahead_is_admitted_with_its_row_or_not_at_all,
+    }
+
+    async fn a_train_written_ahead_is_admitted_with_its_row_or_not_at_all(home: &Home) {
+        let ledger = home.ledger().await;
+        let epoch = ledger.lead("one", 1_000, 0).await.unwrap().unwrap();
+        let ids = [enqueue(&ledger, "ingest/a", 1).await, enqueue(&ledger, "ingest/b", 2).await];
+        let row = train("t1", &[11, 12]);
+        let admissions =
+            ids.map(|id| Change { train: Some(row.train.clone()), ..Change::new(id, RequestEvent::Admit) });
+        let states = async || {
+            let mut states = Vec::new();
+            for id in ids {
+                states.push(ledger.request(id).await.unwrap().state);
+            }
+            states
+        };
+
+        let deposed = ledger.record_admitted(Epoch(9), &row, &admissions).await.unwrap_err();
+        assert!(matches!(deposed, LedgerError::Deposed { .. }), "{deposed}");
+        assert_eq!(states().await, [RequestState::Queued; 2]);
+
+        ledger.record_admitted(epoch, &row, &admissions).await.unwrap();
+        assert_eq!(states().await, [RequestState::Planning; 2]);
+        assert_eq!(ledger.unfinished_trains(&row.table_uuid).await.unwrap(), std::slice::from_ref(&row));
+
+        // One is taken back, and the other waits as before, whether its train is written ahead or not.
+        ledger.set_train_status(epoch, &row.train, TrainStatus::Dropped).await.unwrap();
+        let back = ids.map(|id| Change::new(id, RequestEvent::Requeue));
+        ledger.apply(Some(epoch), &back, 3).await.unwrap();
+        ledger.cancel(ids[1], &Principal::new("somebody"), 4).await.unwrap();
+        let again = train("t2", &[11, 12]);
+        for error in [
+            ledger.record_admitted(epoch, &again, &admissions).await.unwrap_err(),
+            ledger.admit(epoch, &again.train, &admissions, 5).await.unwrap_err(),
+        ] {
+            assert!(
+                matches!(&error, LedgerError::CarsCancelled { requests, .. } if *requests == [ids[1]]),
+                "{error}"
+            );
+        }
+        assert_eq!(states().await, [RequestState::Queued, RequestState::Cancelled]);
+        assert!(ledger.unfinished_trains(&row.table_uuid).await.unwrap().is_empty());
     }
 
     async fn a_train_is_unfinished_until_its_branch_is_gone(home: &Home) {

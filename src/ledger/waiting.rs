@@ -12,7 +12,7 @@ use super::decode::Fields;
 use super::error::LedgerError;
 use super::events::{EventKind, NewEvent, append};
 use super::rows::RequestRow;
-use crate::database::{Row, query};
+use crate::database::{Row, Sql, query};
 
 /// Waiting requests that are read at once, oldest first; the others are seen when these have moved on.
 pub const MAX_WAITING: u32 = 5_000;
@@ -56,6 +56,38 @@ pub struct Unreadable {
     pub error: String,
 }
 
+/// From class to class by an index, and of each only those that are asked for: what waits behind them is not looked at.
+/// SQLite is told which index, since it does not know how long the queue is.
+///
+/// Who may be taken is told by the states that are past admission, so that a word which no release wrote comes to light.
+const FIRST_OF_EACH_CLASS: Sql = Sql::of_each(
+    "WITH RECURSIVE classes (class) AS (
+         SELECT MIN(class) FROM merge_request INDEXED BY merge_request_class
+             WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
+         UNION ALL
+         SELECT (SELECT MIN(class) FROM merge_request INDEXED BY merge_request_class
+                 WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL AND class > classes.class)
+         FROM classes WHERE classes.class IS NOT NULL)
+     SELECT merge_request.* FROM classes JOIN merge_request ON merge_request.id IN (
+         SELECT id FROM merge_request AS placed INDEXED BY merge_request_class
+         WHERE table_uuid = $1 AND target = $2 AND class = classes.class AND ended_at_ms IS NULL
+           AND state NOT IN ('planning', 'staged', 'checking', 'landing', 'unknown') AND +id <= $3
+         ORDER BY COALESCE(set_id, id), id LIMIT $4)
+     ORDER BY COALESCE(set_id, id), id LIMIT $5",
+    "WITH RECURSIVE classes (class) AS (
+         SELECT MIN(class) FROM merge_request WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
+         UNION ALL
+         SELECT (SELECT MIN(class) FROM merge_request
+                 WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL AND class > classes.class)
+         FROM classes WHERE classes.class IS NOT NULL)
+     SELECT placed.* FROM classes CROSS JOIN LATERAL (
+         SELECT * FROM merge_request
+         WHERE table_uuid = $1 AND target = $2 AND class = classes.class AND ended_at_ms IS NULL
+           AND state NOT IN ('planning', 'staged', 'checking', 'landing', 'unknown') AND id <= $3
+         ORDER BY COALESCE(set_id, id), id LIMIT $4) AS placed
+     ORDER BY COALESCE(set_id, id), id LIMIT $5",
+);
+
 impl Ledger {
     /// What admission may take, in arrival order: queued, held and in review, at most 5,000. A row that cannot
     /// be read does not stop the others (case O36): it is given apart. The parts of a set arrived with its first one, on
@@ -66,27 +98,15 @@ impl Ledger {
         target: &RefName,
         depth: Depth,
     ) -> Result<Waiting, LedgerError> {
-        // Told by the states that are past admission, so that a word which no release wrote comes to light.
-        let rows = query(
-            "SELECT * FROM merge_request WHERE id IN (
-                 SELECT id FROM (
-                     SELECT id, ROW_NUMBER() OVER (PARTITION BY class ORDER BY COALESCE(set_id, id), id) AS place
-                     FROM merge_request
-                     WHERE table_uuid = $1 AND target = $2 AND ended_at_ms IS NULL
-                       AND state NOT IN ('planning', 'staged', 'checking', 'landing', 'unknown')
-                       AND id <= $3
-                 ) AS placed
-                 WHERE place <= $4)
-             ORDER BY COALESCE(set_id, id), id LIMIT $5",
-        )
-        .bind(table_uuid.as_str())
-        .bind(target.as_str())
-        .bind(depth.until.map_or(i64::MAX, |id| id.0))
-        // One more of each class tells whether more wait.
-        .bind(i64::from(depth.of_each_class) + 1)
-        .bind(i64::from(MAX_WAITING) + 1)
-        .fetch_all(&self.readers)
-        .await?;
+        let rows = query(FIRST_OF_EACH_CLASS)
+            .bind(table_uuid.as_str())
+            .bind(target.as_str())
+            .bind(depth.until.map_or(i64::MAX, |id| id.0))
+            // One more of each class tells whether more wait.
+            .bind(i64::from(depth.of_each_class) + 1)
+            .bind(i64::from(MAX_WAITING) + 1)
+            .fetch_all(&self.readers)
+            .await?;
         let mut waiting = readable(&rows)?;
         let mut of_class: HashMap<String, u32> = HashMap::new();
         let mut read = 0;

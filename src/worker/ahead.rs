@@ -139,11 +139,14 @@ impl Worker {
         let Some(writing) = self.take_ahead(&gathered.lane) else { return Ok(None) };
         let Some(ahead) = writing.finished().await else { return Ok(None) };
         // Rule R10: looked for again, right before staging.
-        let fits = ahead.fits(gathered, cars) && self.missing_of(gathered, cars).await?.is_empty();
-        if !fits {
+        let missing = match ahead.fits(gathered, cars) {
+            true => self.missing_of(gathered, cars).await.map(|missing| !missing.is_empty()),
+            false => Ok(true),
+        };
+        if !matches!(missing, Ok(false)) {
             tracing::debug!(table = %gathered.lane.table, "another train than was written ahead");
             self.delete_written(&ahead.gathered.lane, &ahead.candidates).await;
-            return Ok(None);
+            return missing.map(|_| None);
         }
         let mut candidates = ahead.candidates;
         for (staged, car) in candidates.cars.iter_mut().zip(cars) {

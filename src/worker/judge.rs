@@ -1,9 +1,10 @@
 //! Step 5 of the protocol: evidence under the candidates' own ids, and who leaves the train for it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use mergeberg_kernel::evidence::PinnedInput;
+use mergeberg_kernel::evidence::{Evidence, PinnedInput};
 use mergeberg_kernel::ids::{RequestId, SnapshotId};
 use mergeberg_kernel::policy::TablePolicy;
 use mergeberg_kernel::reason::ReasonCode;
@@ -17,9 +18,9 @@ use super::error::WorkerError;
 use super::gather::Gathered;
 use super::protocol::Train;
 use super::stage::Candidates;
-use super::staging::Staged;
+use super::staging::{Staged, staged_changes};
 use super::step::{Step, reached};
-use crate::ledger::{Change, RequestRow};
+use crate::ledger::{Change, Found, Intent, RequestRow};
 
 /// Times that a check that could not run is tried before its request waits for an operator.
 pub(super) const MAX_CHECK_TRIES: u64 = 3;
@@ -36,6 +37,13 @@ pub(super) struct Passed {
     pub required: Vec<(SnapshotId, String)>,
     /// Heads of other tables that have to stand until the train has landed (rule E7).
     pub fenced: Vec<PinnedInput>,
+}
+
+/// What was found of a train that is staged, and whether the ledger knows that it is.
+pub(super) struct Findings {
+    pub evidence: Vec<TrainEvidence>,
+    /// Its requests are recorded as staged and in their checks: these took longer than the staging.
+    pub recorded: bool,
 }
 
 impl Passed {
@@ -55,7 +63,8 @@ impl Passed {
 }
 
 pub(super) enum Checked {
-    Passed(Passed),
+    /// Nothing of the evidence is recorded yet.
+    Passed(Findings),
     Evicted,
 }
 
@@ -68,7 +77,7 @@ impl Worker {
         &self,
         train: &Train,
         candidates: &mut Candidates,
-    ) -> Result<(Staged, Vec<TrainEvidence>), WorkerError> {
+    ) -> Result<(Staged, Findings), WorkerError> {
         let asked = Asked::of(candidates);
         let early = train.gathered.table.with_candidates(&candidates.snapshots);
         let heads = Heads(&*self.catalog);
@@ -95,31 +104,43 @@ impl Worker {
                 }
             }
         };
-        let evidence = match (&staged, found) {
+        let table = match &staged {
+            Staged::Applied(table) => Arc::clone(table),
             // Whoever stages it next has it checked.
-            (Staged::Lost { .. }, _) => Vec::new(),
-            (Staged::Applied(table), _) if candidates.rewritten => {
-                self.gather_evidence(&train.gathered, table, &asked, &heads, &[]).await
+            Staged::Lost { .. } => {
+                return Ok((staged, Findings { evidence: Vec::new(), recorded: false }));
             }
-            (Staged::Applied(_), Some(evidence)) => evidence,
-            (Staged::Applied(_), None) => checks.await,
         };
-        Ok((staged, evidence))
+        reached(Step::Staged);
+        let found = found.filter(|_| !candidates.rewritten);
+        let recorded = found.is_none();
+        if recorded {
+            // Checks may take long, and people see what a request waits for.
+            self.record_staged(train, candidates).await?;
+        }
+        let evidence = match found {
+            Some(evidence) => evidence,
+            None if candidates.rewritten => {
+                self.gather_evidence(&train.gathered, &table, &asked, &heads, &[]).await
+            }
+            None => checks.await,
+        };
+        Ok((staged, Findings { evidence, recorded }))
     }
 
-    /// Records the evidence. Those who fail leave the train.
+    /// Those who fail leave the train. The evidence is recorded with the intent, or before they leave.
     pub(super) async fn judge(
         &self,
         train: &Train,
         candidates: &Candidates,
-        evidence: Vec<TrainEvidence>,
+        findings: Findings,
     ) -> Result<Checked, WorkerError> {
-        self.record_evidence(train, &evidence).await?;
-        reached(Step::EvidenceRecorded);
         let order: Vec<RequestId> = candidates.requests().collect();
-        match decide(&order, &evidence) {
-            TrainDecision::Land => Ok(Checked::Passed(Passed::of(&train.gathered.policy, &evidence))),
+        match decide(&order, &findings.evidence) {
+            TrainDecision::Land => Ok(Checked::Passed(findings)),
             TrainDecision::Evict(evicted) => {
+                self.record_findings(train, candidates, &findings).await?;
+                reached(Step::EvidenceRecorded);
                 self.evict(train, candidates, &evicted).await?;
                 reached(Step::Evicted);
                 Ok(Checked::Evicted)
@@ -132,8 +153,34 @@ impl Worker {
         train: &Train,
         evidence: &[TrainEvidence],
     ) -> Result<(), WorkerError> {
-        let rows: Vec<_> = evidence.iter().map(|e| (e.requests.clone(), e.evidence.clone())).collect();
-        self.ledger.record_evidence(&train.id, &rows, self.now_ms()).await?;
+        self.ledger.record_evidence(&train.id, &rows_of(evidence), self.now_ms()).await?;
+        Ok(())
+    }
+
+    /// What was found of a train that does not get as far as its intent.
+    pub(super) async fn record_findings(
+        &self,
+        train: &Train,
+        candidates: &Candidates,
+        findings: &Findings,
+    ) -> Result<(), WorkerError> {
+        if !findings.recorded {
+            self.record_staged(train, candidates).await?;
+        }
+        self.record_evidence(train, &findings.evidence).await
+    }
+
+    /// Writes the intent, with what was found of the train.
+    pub(super) async fn write_intent(
+        &self,
+        train: &Train,
+        candidates: &Candidates,
+        findings: &Findings,
+        intent: &Intent,
+    ) -> Result<(), WorkerError> {
+        let changes = if findings.recorded { Vec::new() } else { staged_changes(train, candidates) };
+        let found = Found { changes: &changes, evidence: &rows_of(&findings.evidence) };
+        self.ledger.write_found_intent(train.epoch, &found, intent, self.now_ms()).await?;
         Ok(())
     }
 
@@ -158,6 +205,10 @@ impl Worker {
         self.ledger.apply(Some(train.epoch), &changes, self.now_ms()).await?;
         Ok(())
     }
+}
+
+fn rows_of(evidence: &[TrainEvidence]) -> Vec<(Vec<RequestId>, Evidence)> {
+    evidence.iter().map(|e| (e.requests.clone(), e.evidence.clone())).collect()
 }
 
 impl Worker {

@@ -10,7 +10,7 @@ use mergeberg_kernel::policy::{ClassPolicy, OnSourceMoved};
 
 use super::context::Worker;
 use super::error::WorkerError;
-use super::judge::Passed;
+use super::judge::{Findings, Passed};
 use super::losses::{Loss, conflict};
 use super::pins::pins_of;
 use super::protocol::{Progress, Train};
@@ -30,12 +30,13 @@ impl Worker {
         train: &Train,
         mut table: Arc<LoadedTable>,
         candidates: Candidates,
-        passed: Passed,
+        findings: Findings,
     ) -> Result<Progress, WorkerError> {
-        let Passed { required, fenced } = passed;
+        let Passed { required, fenced } = Passed::of(&train.gathered.policy, &findings.evidence);
         // Rule L7: no requirement can say this, so the table is read again right before.
         table = self.catalog.load(&train.lane().table).await.unwrap_or(table);
         if let Some(why) = self.other_rules(train, &table) {
+            self.record_findings(train, &candidates, &findings).await?;
             self.drop_train(train, &candidates).await?;
             let changed = self
                 .give_back(train.epoch, train.lane(), candidates.requests(), Loss::HeadMoved, &why)
@@ -44,7 +45,7 @@ impl Worker {
         }
         let mut keep: BTreeSet<RefName> = BTreeSet::new();
         let intent = intent_of(train, &candidates, required, None);
-        self.ledger.write_intent(train.epoch, &intent, self.now_ms()).await?;
+        self.write_intent(train, &candidates, &findings, &intent).await?;
         reached(Step::IntentWritten);
 
         // One time for the whole landing: a tag's name must not change while it is sent again.

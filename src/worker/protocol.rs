@@ -1,13 +1,15 @@
 //! The order of writes of one train, and why it is this order.
 //!
-//! 1. `Admit` in the ledger, so that everyone sees who is being worked on.
+//! 1. `Admit` in the ledger, so that everyone sees who is being worked on. Where the files are there already, since
+//!    they were written ahead, with step 3.
 //! 2. Candidate files. Nobody can reach them; a crash leaves files only. Where operations are run again, every file is
 //!    noted in the ledger before it is written, and long ones are named in the catalog meanwhile (`replays`).
 //! 3. The train's row in the ledger, before the catalog hears of it: a successor finds the temporary branch
 //!    by that row and removes it.
 //! 4. The staging commit: all candidates under one temporary branch, on conditions (rule L1). The checks read
 //!    the candidates' files meanwhile.
-//! 5. Evidence, under the candidates' own ids; it is written only when staging is known to have applied.
+//! 5. Evidence, under the candidates' own ids; it is written only when staging is known to have applied: before anybody
+//!    leaves the train for it, else with the intent. When it was complete by then, so is that the train was staged.
 //! 6. The intent, under `epoch = mine`, only when staging is known to have applied (rule L2) and passing
 //!    evidence stands under exactly those ids (promise 2). One open intent a target.
 //! 7. The landing commit. Its fence is the temporary branch: whoever removes that forbids the landing.
@@ -29,7 +31,7 @@ use super::gather::Gathered;
 use super::judge::Checked;
 use super::landing::tag_name;
 use super::stage::{Candidates, Staging};
-use super::staging::Staged;
+use super::staging::{Staged, Standing};
 use super::step::{Step, reached};
 use super::structure::Structures;
 use crate::ledger::LedgerError;
@@ -114,12 +116,18 @@ impl Worker {
         }
         laps.done("planned");
         let id = self.new_train_id();
-        self.admit(epoch, &id, &plan.cars).await?;
-        reached(Step::Admitted);
-
+        let mut standing = Standing::Waiting;
         let written = match self.taken_over(&gathered, &plan.cars).await {
             Ok(Some(candidates)) => Ok(Staging::Ready(Box::new(candidates))),
-            Ok(None) => self.write_train(epoch, &id, &gathered, plan.cars.clone()).await,
+            Ok(None) => {
+                if !self.admit(epoch, &id, &plan.cars).await? {
+                    progress.changed = true;
+                    return Ok(progress);
+                }
+                standing = Standing::Admitted;
+                reached(Step::Admitted);
+                self.write_train(epoch, &id, &gathered, plan.cars.clone()).await
+            }
             Err(error) => Err(error),
         };
         let candidates = match written {
@@ -139,7 +147,7 @@ impl Worker {
 
         let fence = temporary_ref(self.ledger.queue_id(), &id);
         let train = Train { epoch, id, fence, gathered };
-        if !self.record_or_give_back(&train, &candidates).await? {
+        if !self.record_or_give_back(&train, &candidates, standing).await? {
             progress.changed = true;
             return Ok(progress);
         }
@@ -151,15 +159,26 @@ impl Worker {
     }
 
     /// `false`: a request was cancelled before it came to that, so the others are planned again.
-    async fn record_or_give_back(&self, train: &Train, candidates: &Candidates) -> Result<bool, WorkerError> {
-        match self.record_train(train, candidates).await {
+    async fn record_or_give_back(
+        &self,
+        train: &Train,
+        candidates: &Candidates,
+        standing: Standing,
+    ) -> Result<bool, WorkerError> {
+        match self.record_train(train, candidates, standing).await {
             Ok(()) => Ok(true),
             Err(WorkerError::Ledger(error @ LedgerError::CarsCancelled { .. })) => {
                 self.requeue(train.epoch, candidates.requests(), &error.to_string()).await?;
                 self.forget_train(train, candidates).await?;
                 Ok(false)
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                if standing == Standing::Waiting {
+                    // No row and no note names them. Should the row be there after all, its sweep finds them gone.
+                    self.delete_written(train.lane(), candidates).await;
+                }
+                Err(error)
+            }
         }
     }
 
@@ -182,7 +201,7 @@ impl Worker {
         mut laps: Laps,
     ) -> Result<Progress, WorkerError> {
         let mut progress = Progress::default();
-        let (staged, evidence) = self.stage_and_check(train, &mut candidates).await?;
+        let (staged, findings) = self.stage_and_check(train, &mut candidates).await?;
         let staged = match staged {
             Staged::Applied(table) => table,
             Staged::Lost { again } => {
@@ -190,13 +209,11 @@ impl Worker {
                 return Ok(progress);
             }
         };
-        reached(Step::Staged);
         laps.done("staged and checked");
 
-        match self.judge(train, &candidates, evidence).await? {
-            Checked::Passed(passed) => {
-                laps.done("judged");
-                progress.add(self.land(train, staged, candidates, passed).await?);
+        match self.judge(train, &candidates, findings).await? {
+            Checked::Passed(findings) => {
+                progress.add(self.land(train, staged, candidates, findings).await?);
             }
             Checked::Evicted => {
                 self.drop_train(train, &candidates).await?;

@@ -21,7 +21,7 @@ use super::gather::Gathered;
 use super::judge::Passed;
 use super::protocol::{Progress, Train};
 use super::stage::{Candidates, Staging};
-use super::staging::Staged;
+use super::staging::{Staged, Standing};
 use super::step::{Step, reached};
 use crate::ledger::{Change, LedgerError};
 use crate::table::loaded::LoadedTable;
@@ -48,7 +48,9 @@ impl Worker {
     ) -> Result<Progress, WorkerError> {
         let changed = Progress { landed: 0, changed: true };
         let ids: Vec<TrainId> = parts.iter().map(|_| self.new_train_id()).collect();
-        self.admit_each(epoch, ids.iter().zip(parts.iter().map(|(_, car)| car))).await?;
+        if !self.admit_each(epoch, ids.iter().zip(parts.iter().map(|(_, car)| car))).await? {
+            return Ok(changed);
+        }
         reached(Step::Admitted);
 
         let requests: Vec<RequestId> = parts.iter().map(|(_, car)| car.request).collect();
@@ -74,7 +76,7 @@ impl Worker {
         }
         reached(Step::CandidatesWritten);
         for part in &written {
-            match self.record_train(&part.train, &part.candidates).await {
+            match self.record_train(&part.train, &part.candidates, Standing::Admitted).await {
                 // All parts are, and none is recorded: from the first one on it is refused.
                 Err(WorkerError::Ledger(LedgerError::CarsCancelled { .. })) => {
                     self.forget_files(&written).await?;
@@ -107,7 +109,10 @@ impl Worker {
         let mut lost = None;
         for (at, part) in parts.iter_mut().enumerate() {
             match self.stage(&part.train, &mut part.candidates).await? {
-                Staged::Applied(table) => staged.push(table),
+                Staged::Applied(table) => {
+                    self.record_staged(&part.train, &part.candidates).await?;
+                    staged.push(table);
+                }
                 Staged::Lost { again } => {
                     lost = Some((at, again));
                     break;

@@ -18,6 +18,7 @@ use super::pins::age_of;
 use super::protocol::Train;
 use super::stage::{Candidates, VANISHED_ROWS};
 use super::tries::Tries;
+use super::verdicts::admission;
 use crate::ledger::{Change, TrainRow, TrainStatus};
 use crate::table::catalog::CommitOutcome;
 use crate::table::cleanup::Checkpoint;
@@ -26,6 +27,14 @@ use crate::table::loaded::LoadedTable;
 /// Life of a temporary branch, in milliseconds: long enough for any check, short enough to be swept by
 /// expiry should the ledger be lost (rule R3).
 pub(super) const TEMPORARY_LIFE_MS: i64 = 7 * 24 * 3600 * 1000;
+
+/// Where the requests of a train stand when its files are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    Admitted,
+    /// The files were written ahead, and the ledger does not say yet that they ride.
+    Waiting,
+}
 
 /// What became of the staging commit.
 pub(super) enum Staged {
@@ -40,6 +49,7 @@ impl Worker {
         &self,
         train: &Train,
         candidates: &Candidates,
+        standing: Standing,
     ) -> Result<(), WorkerError> {
         let row = TrainRow {
             train: train.id.clone(),
@@ -53,8 +63,17 @@ impl Worker {
             status: TrainStatus::Staging,
             at_ms: self.now_ms(),
         };
-        let requests: Vec<RequestId> = candidates.requests().collect();
-        self.ledger.record_train(train.epoch, &row, &requests).await?;
+        match standing {
+            Standing::Admitted => {
+                let requests: Vec<RequestId> = candidates.requests().collect();
+                self.ledger.record_train(train.epoch, &row, &requests).await?;
+            }
+            Standing::Waiting => {
+                let admissions: Vec<Change> =
+                    candidates.cars.iter().map(|staged| admission(&train.id, &staged.car)).collect();
+                self.ledger.record_admitted(train.epoch, &row, &admissions).await?;
+            }
+        }
         Ok(())
     }
 
@@ -164,7 +183,6 @@ impl Worker {
                     if let Some(checkpoint) = &candidates.written.checkpoint {
                         self.delete_superseded(&table, &checkpoint.own_files()).await;
                     }
-                    self.record_staged(train, candidates).await?;
                     return Ok(Staged::Applied(table));
                 }
                 let why =
@@ -230,24 +248,31 @@ impl Worker {
         Ok(Staged::Lost { again })
     }
 
-    async fn record_staged(&self, train: &Train, candidates: &Candidates) -> Result<(), WorkerError> {
+    pub(super) async fn record_staged(
+        &self,
+        train: &Train,
+        candidates: &Candidates,
+    ) -> Result<(), WorkerError> {
         self.ledger.set_train_status(train.epoch, &train.id, TrainStatus::Staged).await?;
-        let changes: Vec<Change> = candidates
-            .cars
-            .iter()
-            .flat_map(|car| [RequestEvent::Stage, RequestEvent::Check].map(|event| (car, event)))
-            .map(|(car, event)| Change {
-                request: car.car.request,
-                event,
-                train: Some(train.id.clone()),
-                classification: None,
-                // Rule D5: rows that the target loses although the branch never saw them are told.
-                detail: (car.vanished_rows > 0).then(|| json!({ VANISHED_ROWS: car.vanished_rows })),
-            })
-            .collect();
+        let changes = staged_changes(train, candidates);
         self.ledger.apply(Some(train.epoch), &changes, self.now_ms()).await?;
         Ok(())
     }
+}
+
+/// What the ledger is told of every request when its train is known to be staged.
+pub(super) fn staged_changes(train: &Train, candidates: &Candidates) -> Vec<Change> {
+    let cars = candidates.cars.iter();
+    cars.flat_map(|car| [RequestEvent::Stage, RequestEvent::Check].map(|event| (car, event)))
+        .map(|(car, event)| Change {
+            request: car.car.request,
+            event,
+            train: Some(train.id.clone()),
+            classification: None,
+            // Rule D5: rows that the target loses although the branch never saw them are told.
+            detail: (car.vanished_rows > 0).then(|| json!({ VANISHED_ROWS: car.vanished_rows })),
+        })
+        .collect()
 }
 
 /// What a successor has to delete, should this worker die (rule R8).

@@ -11,7 +11,7 @@ use super::context::Worker;
 use super::error::WorkerError;
 use super::gather::Gathered;
 use super::stage::CarFailure;
-use crate::ledger::{Change, RequestRow};
+use crate::ledger::{Change, LedgerError, RequestRow};
 
 impl Worker {
     /// Records what becomes of those who are not in the train. True when any state changed.
@@ -44,27 +44,28 @@ impl Worker {
         Ok(changed)
     }
 
-    pub(super) async fn admit(&self, epoch: Epoch, train: &TrainId, cars: &[Car]) -> Result<(), WorkerError> {
+    /// `false`: one of them was taken back meanwhile, and nobody is admitted.
+    pub(super) async fn admit(
+        &self,
+        epoch: Epoch,
+        train: &TrainId,
+        cars: &[Car],
+    ) -> Result<bool, WorkerError> {
         self.admit_each(epoch, cars.iter().map(|car| (train, car))).await
     }
 
-    /// Cars of one train, or of the several of a set: all of them, or none.
+    /// As [`Self::admit`], of the several trains of a set.
     pub(super) async fn admit_each(
         &self,
         epoch: Epoch,
         cars: impl Iterator<Item = (&TrainId, &Car)>,
-    ) -> Result<(), WorkerError> {
-        let changes: Vec<Change> = cars
-            .map(|(train, car)| Change {
-                request: car.request,
-                event: RequestEvent::Admit,
-                train: Some(train.clone()),
-                classification: Some(car.word().to_owned()),
-                detail: Some(detail(&car.classification.text, &car.classification.witnesses)),
-            })
-            .collect();
-        self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
-        Ok(())
+    ) -> Result<bool, WorkerError> {
+        let admissions: Vec<Change> = cars.map(|(train, car)| admission(train, car)).collect();
+        let Some(train) = admissions.iter().find_map(|change| change.train.as_ref()) else { return Ok(true) };
+        match self.ledger.admit(epoch, train, &admissions, self.now_ms()).await {
+            Err(LedgerError::CarsCancelled { .. }) => Ok(false),
+            outcome => Ok(outcome.map(|()| true)?),
+        }
     }
 
     pub(super) async fn refuse_failed(
@@ -117,6 +118,16 @@ impl Worker {
             .collect();
         self.ledger.apply(Some(epoch), &changes, self.now_ms()).await?;
         Ok(())
+    }
+}
+
+pub(super) fn admission(train: &TrainId, car: &Car) -> Change {
+    Change {
+        request: car.request,
+        event: RequestEvent::Admit,
+        train: Some(train.clone()),
+        classification: Some(car.word().to_owned()),
+        detail: Some(detail(&car.classification.text, &car.classification.witnesses)),
     }
 }
 

@@ -8,7 +8,7 @@ use mergeberg::worker::step::Step;
 use mergeberg_kernel::ids::RequestId;
 
 use crate::sources::wap;
-use crate::support::child::{LONG_LEASE, SHORT_LEASE, until};
+use crate::support::child::{LONG_LEASE, PROGRAM, SHORT_LEASE, until};
 use crate::support::{House, Order, branch, order};
 
 pub const POLICY: &str = r#"
@@ -37,14 +37,13 @@ prefix = ""
 "#;
 
 /// Steps that every train passes.
-pub const ALWAYS: [Step; 12] = [
+pub const ALWAYS: [Step; 11] = [
     Step::Admitted,
     Step::CandidatesWritten,
     Step::TrainRecorded,
     Step::StagingFileWritten,
     Step::StagingSwapped,
     Step::Staged,
-    Step::EvidenceRecorded,
     Step::IntentWritten,
     Step::LandingFileWritten,
     Step::LandingSwapped,
@@ -226,6 +225,45 @@ async fn a_train_with_a_bad_member_survives_a_crash_at_each_step() {
         Ends { states, keys: vec![1, 2, 3, 4, 6], refs, published: 2 }
     })
     .await;
+}
+
+/// The second train's files are there before it is due: it is admitted with its row.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_train_that_was_written_ahead_survives_a_crash_at_each_step() {
+    let policy = POLICY.replace("prefix = \"ingest/\"", "prefix = \"ingest/\"\nbatch-size = 1");
+    for step in ALWAYS.into_iter().filter(|step| *step != Step::Admitted) {
+        let house = House::in_real_time(&policy, SHORT_LEASE).await;
+        let mut states = Vec::new();
+        for (name, id) in [("ingest/a", 4), ("ingest/b", 5)] {
+            house.append_on_new(name, &[order(id, 22)]).await;
+            states.push((house.enqueue(name).await, "landed"));
+        }
+        let before = house.chain_length().await;
+        assert!(house.drain_in_child(Some(&format!("{}#2", step.name()))), "killed at {}", step.name());
+        house.drain_in_child(None);
+        let ends = Ends { states, keys: vec![1, 2, 3, 4, 5], refs: vec!["main"], published: 2 };
+        house.assert_ends(&ends, before, step.name()).await;
+    }
+}
+
+/// Taken back after its train was written ahead and before that is recorded.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_cancelled_right_before_its_row_takes_its_files_with_it() {
+    let policy = POLICY.replace("prefix = \"ingest/\"", "prefix = \"ingest/\"\nbatch-size = 1");
+    let house = House::in_real_time(&policy, SHORT_LEASE).await;
+    let mut requests = Vec::new();
+    for (name, id) in [("ingest/a", 4), ("ingest/b", 5), ("ingest/c", 6)] {
+        house.append_on_new(name, &[order(id, 22)]).await;
+        requests.push(house.enqueue(name).await);
+    }
+    let cancel = format!("{PROGRAM} request cancel {} --principal ann", requests[1]);
+    house.drain_and_run("candidates-written#2", &cancel);
+    for (request, state) in requests.iter().zip(["landed", "cancelled", "landed"]) {
+        assert_eq!(house.state(*request).await, state);
+    }
+    assert_eq!(house.keys("main").await, [1, 2, 3, 4, 6]);
+    assert!(house.orphans().await.is_empty(), "{:?}", house.orphans().await);
+    house.assert_sound().await;
 }
 
 /// Nobody waits any more when the worker dies, and still what it staged goes.

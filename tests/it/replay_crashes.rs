@@ -28,7 +28,7 @@ prefix = ""
 "#;
 
 /// Steps of a train that runs an operation again, up to the one after which it is landed.
-const BEFORE_THE_SWAP: [&str; 16] = [
+const BEFORE_THE_SWAP: [&str; 15] = [
     "admitted",
     "replay-begun",
     "file-noted",
@@ -41,7 +41,6 @@ const BEFORE_THE_SWAP: [&str; 16] = [
     "staging-file-written",
     "staging-swapped",
     "staged",
-    "evidence-recorded",
     "intent-written",
     "landing-file-written",
     "landing-swapped",
