@@ -22,6 +22,8 @@ mod support;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use mergeberg::table::manifests::ManifestStore;
+use mergeberg::worker::context::MANIFEST_CACHE_BYTES;
 
 use case::Place;
 
@@ -48,7 +50,11 @@ fn child(verb: &str, folder: &Path) -> anyhow::Result<()> {
             return runtime.block_on(prepare::prepare(&place, &case));
         }
         "land" => runtime.block_on(measure::land(&place))?,
-        "floor" => runtime.block_on(measure::floor(&place))?,
+        "floor" => runtime.block_on(measure::floor(&place, ManifestStore::new(MANIFEST_CACHE_BYTES)))?,
+        "crate-floor" => {
+            let store = ManifestStore::writing_by_the_crate(MANIFEST_CACHE_BYTES);
+            runtime.block_on(measure::floor(&place, store))?
+        }
         other => bail!("there is no step '{other}'"),
     };
     println!("{}", serde_json::to_string(&run)?);

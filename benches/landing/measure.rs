@@ -158,15 +158,17 @@ pub async fn land(place: &Place) -> anyhow::Result<Run> {
 /// The same commits without a queue: trains of the same length, one commit that adds the snapshots under a
 /// temporary branch and one that moves `main` and drops what a landing drops. The files are known, nothing
 /// is read, checked or recorded.
-pub async fn floor(place: &Place) -> anyhow::Result<Run> {
-    let catalog = Counted::new(open_catalog(place, Arc::new(now_ms)).await?);
+pub async fn floor(place: &Place, store: ManifestStore) -> anyhow::Result<Run> {
     let name = table_name()?;
-    let queue = branches(&catalog, &name).await?;
-    let before = catalog.load(&name).await?.facts.snapshots.len();
+    let (queue, before) = {
+        let catalog = open_catalog(place, Arc::new(now_ms)).await?;
+        (branches(&catalog, &name).await?, catalog.load(&name).await?.facts.snapshots.len())
+    };
     let count = queue.len();
 
+    // As the queue's: from a process that has read nothing of the table.
     let start = Instant::now();
-    let store = ManifestStore::new(MANIFEST_CACHE_BYTES);
+    let catalog = Counted::new(open_catalog(place, Arc::new(now_ms)).await?);
     let main = RefName::main();
     for (at, train) in queue.chunks(TRAIN).enumerate() {
         let table = catalog.load(&name).await?;
@@ -213,7 +215,7 @@ fn at_head(name: &RefName, at: Option<SnapshotId>) -> Requirement {
 type Branch = (RefName, SnapshotId, Vec<AddedFile>);
 
 /// Every branch with the files that its head added, in the order of the queue.
-async fn branches(catalog: &Counted, name: &TableName) -> anyhow::Result<Vec<Branch>> {
+async fn branches(catalog: &SqlCatalog, name: &TableName) -> anyhow::Result<Vec<Branch>> {
     let table = catalog.load(name).await?;
     let store = ManifestStore::new(MANIFEST_CACHE_BYTES);
     let mut branches = Vec::new();

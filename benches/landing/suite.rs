@@ -61,26 +61,36 @@ impl Options {
     }
 }
 
-/// One case with the runs that were made of it: the queue and the floor in turn.
+/// One case with the runs that were made of it: the queue and both floors in turn.
 pub struct Measured {
     pub case: Case,
     pub lands: Vec<Run>,
+    /// Bare commits whose manifests and lists the product's own encoder writes.
     pub floors: Vec<Run>,
+    /// The same by the writers of the iceberg crate.
+    pub crate_floors: Vec<Run>,
     pub pyiceberg: Vec<Published>,
-    median: (Run, Run),
+    land: Run,
+    floor: Run,
+    crate_floor: Run,
 }
 
 impl Measured {
     pub fn land(&self) -> &Run {
-        &self.median.0
+        &self.land
     }
 
     pub fn floor(&self) -> &Run {
-        &self.median.1
+        &self.floor
     }
 
-    pub fn ratio(&self) -> f64 {
-        self.land().per_second() / self.floor().per_second()
+    pub fn crate_floor(&self) -> &Run {
+        &self.crate_floor
+    }
+
+    /// How many times as fast as `floor` requests land.
+    pub fn ratio_to(&self, floor: &Run) -> f64 {
+        self.land().per_second() / floor.per_second()
     }
 }
 
@@ -152,23 +162,30 @@ fn measure(options: &Options, at: usize, case: Case, root: &Path) -> anyhow::Res
         place.write_case(&case)?;
         child("prepare", &place)?;
     }
-    let (mut lands, mut floors) = (Vec::new(), Vec::new());
+    let (mut lands, mut floors, mut crate_floors) = (Vec::new(), Vec::new(), Vec::new());
     for round in 1..=options.rounds {
         place.restore(State::Queued)?;
         let land: Run = serde_json::from_str(&child("land", &place)?)?;
         place.restore(State::Queued)?;
         let floor: Run = serde_json::from_str(&child("floor", &place)?)?;
-        ensure!(land.landed == floor.landed, "the floor is of another size");
+        place.restore(State::Queued)?;
+        let crate_floor: Run = serde_json::from_str(&child("crate-floor", &place)?)?;
+        ensure!(
+            land.landed == floor.landed && land.landed == crate_floor.landed,
+            "the floor is of another size"
+        );
         eprintln!(
-            "{}: round {round}: {:.0}/s, floor {:.0}/s, checks {} ms, peak {} MiB",
+            "{}: round {round}: {:.0}/s, floor {:.0}/s, by the crate {:.0}/s, checks {} ms, peak {} MiB",
             case.name,
             land.per_second(),
             floor.per_second(),
+            crate_floor.per_second(),
             land.check_ms,
             land.peak_kib / 1024
         );
         lands.push(land);
         floors.push(floor);
+        crate_floors.push(crate_floor);
     }
     let mut pyiceberg = Vec::new();
     if at == 0
@@ -184,8 +201,8 @@ fn measure(options: &Options, at: usize, case: Case, root: &Path) -> anyhow::Res
     if options.folder.is_none() {
         std::fs::remove_dir_all(&folder)?;
     }
-    let median = (median(&lands)?, median(&floors)?);
-    Ok(Measured { case, lands, floors, pyiceberg, median })
+    let (land, floor, crate_floor) = (median(&lands)?, median(&floors)?, median(&crate_floors)?);
+    Ok(Measured { case, lands, floors, crate_floors, pyiceberg, land, floor, crate_floor })
 }
 
 fn median(runs: &[Run]) -> anyhow::Result<Run> {
