@@ -152,12 +152,7 @@ impl Ledger {
         intent: &Intent,
         now_ms: i64,
     ) -> Result<Vec<RequestRow>, LedgerError> {
-        alone(intent)?;
-        let mut tx = self.begin().await?;
-        fence(&mut tx, epoch).await?;
-        let rows = write(&mut tx, epoch, intent, None, now_ms).await?;
-        tx.commit().await?;
-        Ok(rows)
+        self.write_alone(epoch, None, intent, now_ms).await
     }
 
     /// As [`Self::write_intent`], with what was found of the train right before and is not in the ledger yet: all of
@@ -169,11 +164,20 @@ impl Ledger {
         intent: &Intent,
         now_ms: i64,
     ) -> Result<Vec<RequestRow>, LedgerError> {
+        self.write_alone(epoch, Some(found), intent, now_ms).await
+    }
+
+    async fn write_alone(
+        &self,
+        epoch: Epoch,
+        found: Option<&Found<'_>>,
+        intent: &Intent,
+        now_ms: i64,
+    ) -> Result<Vec<RequestRow>, LedgerError> {
         alone(intent)?;
         let mut tx = self.begin().await?;
         fence(&mut tx, epoch).await?;
-        append_evidence(&mut tx, &intent.train, found.evidence, now_ms).await?;
-        let rows = write(&mut tx, epoch, intent, Some(found), now_ms).await?;
+        let rows = write(&mut tx, epoch, intent, found, now_ms).await?;
         tx.commit().await?;
         Ok(rows)
     }
@@ -343,7 +347,10 @@ pub(super) async fn write(
         });
     }
     let unproven: Vec<(SnapshotId, String)> = match found {
-        Some(found) => not_among(&intent.required, found.evidence),
+        Some(found) => {
+            append_evidence(&mut *conn, &intent.train, found.evidence, now_ms).await?;
+            not_among(&intent.required, found.evidence)
+        }
         None => intent.required.clone(),
     };
     if let Some((candidate, check)) = first_missing(&mut *conn, &unproven).await? {
